@@ -244,6 +244,18 @@ def test_burst_ratio_compares_the_busiest_ten_seconds_with_the_mean():
     assert load_of(rows[:4]).arrival_burst_ratio is None
 
 
+def test_what_is_computed_when_it_is_read_is_of_the_moment_in_which_it_was_asked_for():
+    rows = [{FINISHED: 6 * min(i, 7), r.RUNNING: 2, r.WAITING: 0, r.KV_USAGE: i / 100} for i in range(24)]
+    begun = window(every(10, rows[:12]))
+    load = batch.load_signals(begun, SequenceLimit(), KvSignals(), None, T)
+    for i, row in enumerate(rows[12:], 12):
+        begun.observe(1000.0 + 10 * i, row, {FINISHED: row[FINISHED]}, {})
+    names = ("arrival_burst_ratio", "kv_share_held", "kv_share_at_peak")
+    at_once, now = load_of(every(10, rows[:12])), batch.load_signals(begun, SequenceLimit(), KvSignals(), None, T)
+    assert [getattr(load, name) for name in names] == [getattr(at_once, name) for name in names]
+    assert all(getattr(load, name) != getattr(now, name) for name in names)
+
+
 # --- context ------------------------------------------------------------------------------------------------
 
 BOUNDS = (100.0, 1000.0, 10000.0, INF)

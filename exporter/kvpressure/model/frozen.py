@@ -33,24 +33,20 @@ def when_read(*names: str) -> Callable[[type[T]], type[T]]:
 
     def made(cls: type[T]) -> type[T]:
         for name in names:
-            setattr(cls, name, _WhenRead(vars(cls)[name]))
+            setattr(cls, name, _read_once(vars(cls)[name]))
         return cls
 
     return made
 
 
-class _WhenRead:
+def _read_once(slot: Any) -> property:
     """The slot of a field that is computed when first read."""
 
-    def __init__(self, slot: Any) -> None:
-        self._slot = slot
-
-    def __get__(self, of: object, owner: type) -> Any:
-        value = self._slot.__get__(of, owner)
+    def read(of: object) -> Any:
+        value = slot.__get__(of)
         if type(value) is partial:
             value = value()
-            self.__set__(of, value)
+            slot.__set__(of, value)
         return value
 
-    def __set__(self, of: object, value: object) -> None:
-        self._slot.__set__(of, value)
+    return property(read, slot.__set__)

@@ -7,6 +7,8 @@ from __future__ import annotations
 from array import array
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from operator import attrgetter
 from typing import Any, Final
 
 from kvpressure.model import readings as r
@@ -40,13 +42,8 @@ class SequenceLimit:
 
 def queued(window: EngineWindow) -> list[Sample]:
     """Samples of the last half minute since which requests have waited without a break, newest first."""
-    behind = []
-    for sample in reversed(window.since(HALF_MINUTE)):
-        if r.RUNNING in sample.gauges:
-            if not sample.waiting:
-                break
-            behind.append(sample)
-    return behind
+    known = (s for s in reversed(window.since(HALF_MINUTE)) if r.RUNNING in s.gauges)
+    return list(takewhile(attrgetter("waiting"), known))
 
 
 def maximum(samples: Sequence[Sample], full: float, t: Thresholds) -> float | None:

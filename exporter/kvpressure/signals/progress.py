@@ -403,7 +403,7 @@ def _loads_stuck(before: Sample, after: Sample, seconds: float) -> float | None:
     if not (_loading(before) and _loading(after)):
         return 0.0
     known = [name for name in _ENDED_LOADS if name in after.counters]
-    if not known and r.TTFT not in after.packed:
+    if not known and r.TTFT not in after.histograms:
         return None
     rose = any(after.counters[name] > before.counters.get(name, 0.0) for name in known)
     return 0.0 if rose or _count(after, r.TTFT) > _count(before, r.TTFT) else seconds

@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import accumulate, chain
 from math import ceil, inf
 from operator import attrgetter, mul, sub
-from struct import calcsize, error, pack, unpack
+from struct import Struct, error
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from kvpressure.model import readings
@@ -96,10 +96,16 @@ def _packed_histogram(value: Histogram) -> bytes | Histogram:
     counts = [*map(int, value.counts)]
     if not counts or counts != [*value.counts] or counts[-1] != value.count or value.sum is None:
         return value
+    small, large = _forms(len(counts))
     try:
-        return pack(f"=d{len(counts)}I", value.sum, *counts)
+        return small.pack(value.sum, *counts)
     except error:  # too large for four bytes
-        return pack(f"=d{len(counts)}Q", value.sum, *counts)
+        return large.pack(value.sum, *counts)
+
+
+@lru_cache
+def _forms(buckets: int) -> tuple[Struct, Struct]:
+    return Struct(f"=d{buckets}I"), Struct(f"=d{buckets}Q")
 
 
 @frozen
@@ -112,8 +118,7 @@ class Sample:
     t: float
     gauges: Mapping[str, float]
     counters: Mapping[str, float]
-    packed: Mapping[str, bytes | Histogram]
-    bounds: Mapping[str, Bounds]
+    histograms: Mapping[str, bytes | Histogram]
     page: Mapping[str, float] = field(default_factory=dict)
     finished: float | None = None
     answered: float | None = None
@@ -129,14 +134,17 @@ class Sample:
     """
     held: tuple[float, float] | None = field(init=False)
     """KV usage and requests running; ``None`` if the former is not published."""
+    bounds: Mapping[str, Bounds] = field(default_factory=dict, init=False)
+    """Of histograms that are packed."""
 
     def histogram(self, name: str) -> Histogram | None:
         """The histogram; ``None`` if it is not published."""
-        packed, bounds = self.packed.get(name), self.bounds.get(name, ())
+        packed = self.histograms.get(name)
         if not isinstance(packed, bytes):
             return packed
-        small = len(packed) == calcsize(f"=d{len(bounds)}I")
-        total, *counts = unpack(f"=d{len(bounds)}{'I' if small else 'Q'}", packed)
+        bounds = self.bounds[name]
+        small, large = _forms(len(bounds))
+        total, *counts = (small if len(packed) == small.size else large).unpack(packed)
         return Histogram(bounds, counts, total, float(counts[-1]))
 
     def __post_init__(self) -> None:
@@ -174,10 +182,6 @@ class HistogramIncrease(Histogram):
     def increments(self) -> tuple[float, ...]:
         """Observations in each bucket alone."""
         return tuple(map(sub, self.counts, (0.0, *self.counts[:-1])))
-
-    def quantile(self, q: float) -> float | None:
-        """The q-quantile (0 < q <= 1), computed as in ``quantiles``; ``None`` without observations."""
-        return next(iter(self.quantiles((q,))), None)
 
     def quantiles(self, ranks: Sequence[float]) -> list[float]:
         """Quantiles by linear interpolation inside their buckets; a value above the last finite bound is reported as
@@ -255,33 +259,54 @@ class _Correction:
 class _HistogramCorrection:
     """The same for whole histograms: a count that falls means that all of it was reset.
 
-    Histograms come out packed, and an unchanged one as the same object, because they are most of what windows hold.
+    An unchanged one comes out as the same object.
     """
 
-    __slots__ = ("_bounds", "_last", "_offset", "_packed")
+    __slots__ = ("_kept", "_last", "_offset")
 
     def __init__(self) -> None:
         self._last: dict[str, Histogram] = {}
         self._offset: dict[str, Histogram] = {}
-        self._packed: dict[str, bytes | Histogram] = {}
+        self._kept: dict[str, Histogram] = {}
+
+    def apply(self, values: Mapping[str, Histogram]) -> Mapping[str, Histogram]:
+        kept = {}
+        for name, value in values.items():
+            before, known = self._last.get(name), self._offset.get(name)
+            if before is not None and _began_anew(before, value):
+                known = self._offset[name] = _add(before, known) if value.bounds == before.bounds else Histogram()
+            kept[name] = self._kept[name] if value is before else _add(value, known)
+        self._last, self._kept = dict(values), kept
+        return kept
+
+
+class _Packing:
+    """Packs samples older than the two newest, which are read most: a histogram that has not changed is the same
+    object as before, because histograms are most of what windows hold.
+    """
+
+    __slots__ = ("_bounds", "_packed")
+
+    def __init__(self) -> None:
+        self._packed: dict[str, tuple[Histogram, bytes | Histogram]] = {}
         self._bounds: Mapping[str, Bounds] = {}
 
-    def apply(self, values: Mapping[str, Histogram]) -> tuple[Packed[bytes | Histogram], Mapping[str, Bounds]]:
-        packed = {}
-        for name, value in values.items():
-            before = self._last.get(name)
-            if value is before:
-                packed[name] = self._packed[name]
-                continue
-            if before is not None and _began_anew(before, value):
-                known = self._offset.get(name)
-                self._offset[name] = _add(before, known) if value.bounds == before.bounds else Histogram()
-            packed[name] = _packed_histogram(_add(value, self._offset.get(name)))
-        bounds = {name: value.bounds for name, value in values.items()}
+    def pack(self, sample: Sample) -> None:
+        given = [(name, value) for name, value in sample.histograms.items() if isinstance(value, Histogram)]
+        for name, value in given:
+            if name not in self._packed or self._packed[name][0] is not value:
+                self._packed[name] = value, _packed_histogram(value)
+        bounds = {name: value.bounds for name, value in given}
         if bounds != self._bounds:
             self._bounds = bounds
-        self._last, self._packed = dict(values), packed
-        return Packed(packed, tuple(packed.values())), self._bounds
+        histograms = Packed(bounds, tuple([self._packed[name][1] for name in bounds]))
+        for name, packed in (
+            ("histograms", histograms),
+            ("bounds", self._bounds),
+            ("counters", _packed(sample.counters)),
+            ("page", _packed(sample.page)),
+        ):
+            object.__setattr__(sample, name, packed)
 
 
 def _began_anew(before: Histogram, value: Histogram) -> bool:
@@ -397,12 +422,14 @@ class EngineWindow:
     """History of one engine's samples."""
 
     __slots__ = (
+        "_before",
         "_columns",
         "_counters",
         "_falls",
         "_histograms",
         "_increases",
         "_observed",
+        "_packing",
         "_page",
         "_pairs",
         "_since",
@@ -419,6 +446,8 @@ class EngineWindow:
         self.samples_seen = 0
         self._counters = _Correction()
         self._histograms = _HistogramCorrection()
+        self._packing = _Packing()
+        self._before: Sample | None = None  # the last one
         self._page = _Correction()
         self._columns: dict[str, _Column[Any]] = {}
         self._falls: _Items[Fall] = _Items()
@@ -454,8 +483,10 @@ class EngineWindow:
         corrected = self._counters.apply(counters)
         done = {name: value for name, value in corrected.items() if name.startswith(FINISHED_PREFIX)}
         ended = (sum(done.values()), readings.count_answered(done)) if done else (None, None)
-        packed = self._histograms.apply(histograms)
-        sample = Sample(t, gauges, _packed(corrected), *packed, _packed(of_page), *ended)
+        if self._before is not None:
+            self._packing.pack(self._before)
+        self._before = self.last
+        sample = Sample(t, gauges, corrected, self._histograms.apply(histograms), of_page, *ended)
         self.history.append(t, sample)
         for column in self._columns.values():
             column.take(sample)
@@ -544,7 +575,7 @@ class EngineWindow:
         if pair is None:
             return None
         first, last = pair
-        ends = first.packed.get(name), last.packed.get(name)
+        ends = first.histograms.get(name), last.histograms.get(name)
         known_ends, increase = self._increases.get((name, seconds), (None, None))
         if increase is None or known_ends != ends:
             begin, end = first.histogram(name), last.histogram(name)

@@ -104,20 +104,8 @@ def test_time_to_detect_counts_from_the_first_sample_that_qualifies() -> None:
     assert detection(PRESSURE, run(without_queue)) is None
 
 
-INCIDENT = Incident(
-    "incidents/x",
-    "X",
-    "CPU",
-    frozenset({"host_bound"}),
-    frozenset(),
-    frozenset({"kv_pressure"}),
-    frozenset(),
-    "no",
-    "A",
-    10.0,
-    20.0,
-    False,
-)
+WANTED, FORBIDDEN, NONE = frozenset({"host_bound"}), frozenset({"kv_pressure"}), frozenset[str]()
+INCIDENT = Incident("incidents/x", "X", "CPU", WANTED, NONE, FORBIDDEN, NONE, "no", "A", 10.0, 20.0, False)
 SAMPLES = [busy(float(t)) for t in range(0, 35, 5)]
 
 

@@ -30,21 +30,9 @@ def play(scenario: Scenario, seconds: int = 180) -> Iterator[tuple[int, State]]:
     pipeline = Pipeline()
     for tick in range(seconds):
         clock.now = START + tick
-        r = source.read()
-        yield (
-            tick,
-            pipeline.observe(
-                Snapshot(
-                    time=clock.now,
-                    gpus=r.gpus or (),
-                    pages=r.pages or (),
-                    containers=r.containers or (),
-                    owners=r.owners or (),
-                    logs=r.logs or (),
-                    targets=r.targets,
-                )
-            ),
-        )
+        reading = source.read()
+        kinds = {kind: getattr(reading, kind) or () for kind in ("gpus", "pages", "containers", "owners", "logs")}
+        yield tick, pipeline.observe(Snapshot(clock.now, targets=reading.targets, **kinds))
 
 
 def engine(state: State, pod: str) -> EngineState:

@@ -68,14 +68,7 @@ def snapshot(t: float, load: str, *levels: str, vendor: str = "nvidia") -> Snaps
         r.WAITING: 0.0 if load == "host" else 12.0,
         r.KV_USAGE: 0.99 if load == "decode" else 0.4,
     }
-    page = Scrape(
-        "http://10.0.0.5:8000/metrics",
-        t,
-        "inference",
-        "chat-0",
-        "vllm",
-        gpus=("GPU-1",),
-        args=("--max-num-seqs", "256"),
-        engines=(EngineReading("m", "0", gauges, counters),),
-    )
+    target, engines = "http://10.0.0.5:8000/metrics", (EngineReading("m", "0", gauges, counters),)
+    args = ("--max-num-seqs", "256")
+    page = Scrape(target, t, "inference", "chat-0", "vllm", gpus=("GPU-1",), args=args, engines=engines)
     return Snapshot(t, gpus=(gpu,), pages=(page,))

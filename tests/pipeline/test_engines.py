@@ -18,27 +18,13 @@ GIB = 2**30
 FIRST, SECOND = "http://10.0.0.5:8000/metrics", "http://10.0.0.5:8001/metrics"
 
 
-def page(
-    t: float,
-    target: str = FIRST,
-    container: str = "vllm",
-    running: float = 1.0,
-    start: float | None = None,
-    engines: Iterable[str] = ("0",),
-    **more: object,
-) -> Scrape:
-    gauges = {r.RUNNING: running, r.WAITING: 0.0, r.KV_USAGE: 0.5}
-    counters = {r.GENERATION_TOKENS: running * t, r.PROMPT_TOKENS: t}
-    return Scrape(
-        target,
-        t,
-        "inference",
-        "chat-0",
-        container,
-        engines=tuple(EngineReading("m", name, gauges, counters, {}, {}) for name in engines),
-        page={} if start is None else {r.PROCESS_START: start},
-        **more,
-    )
+def page(t: float, target: str = FIRST, container: str = "vllm", running: float = 1.0, **more: object) -> Scrape:
+    """``start`` of the process, names of ``engines``, fields of a page."""
+    gauges, counters = {r.RUNNING: running, r.WAITING: 0.0, r.KV_USAGE: 0.5}, {r.GENERATION_TOKENS: running * t}
+    names, start = more.pop("engines", ("0",)), more.pop("start", None)
+    engines = tuple(EngineReading("m", name, gauges, counters | {r.PROMPT_TOKENS: t}, {}, {}) for name in names)
+    known = {} if start is None else {r.PROCESS_START: start}
+    return Scrape(target, t, "inference", "chat-0", container, engines=engines, page=known, **more)
 
 
 def failed(t: float, target: str = FIRST, **more: object) -> Scrape:

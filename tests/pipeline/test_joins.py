@@ -15,17 +15,9 @@ from kvpressure.pipeline.pipeline import Pipeline
 
 
 def page(pod: str, seqs: str) -> Scrape:
-    return Scrape(
-        f"http://{pod}:8000/metrics",
-        1000.0,
-        "inference",
-        pod,
-        "vllm",
-        (),
-        ("vllm", "serve", "m", "--max-num-seqs", "$(SEQS)"),
-        {"SEQS": seqs},
-        engines=(EngineReading("m", "0", {"running": 1.0}),),
-    )
+    engine, args = EngineReading("m", "0", {"running": 1.0}), ("vllm", "serve", "m", "--max-num-seqs", "$(SEQS)")
+    target = f"http://{pod}:8000/metrics"
+    return Scrape(target, 1000.0, "inference", pod, "vllm", (), args, {"SEQS": seqs}, engines=(engine,))
 
 
 def test_the_same_command_line_in_two_environments_gives_two_limits() -> None:
@@ -94,12 +86,8 @@ def test_a_gpu_of_two_pods_is_shared_whatever_its_sources_say() -> None:
 
 
 def test_memory_of_processes_is_summed_by_pod() -> None:
-    gpu = GpuReading(
-        "GPU-0",
-        0,
-        "nvidia",
-        processes=(GpuProcess(1, 10), GpuProcess(2, 20), GpuProcess(3, 40), GpuProcess(4, 80), GpuProcess(5, None)),
-    )
+    used = {1: 10, 2: 20, 3: 40, 4: 80, 5: None}
+    gpu = GpuReading("GPU-0", 0, "nvidia", processes=tuple(GpuProcess(pid, size) for pid, size in used.items()))
     pods = {1: ("ns", "a"), 2: ("ns", "a"), 3: ("", ""), 5: ("ns", "a")}
     state = Pipeline().observe(Snapshot(1000.0, gpus=(gpu,), process_pods=pods))
     assert state.gpus[0].process_bytes == {("ns", "a"): 30, ("", ""): 40}

@@ -212,15 +212,9 @@ def test_start_up_lines_give_the_pool_and_so_the_real_demand():
     )
     pipeline = Pipeline()
     for i in range(3):
-        state = pipeline.observe(
-            Snapshot(
-                1000.0 + i,
-                gpus=(gpu,),
-                owners=(GpuOwner("GPU-1", "inference", "chat-0", "vllm"),),
-                pages=(busy(1000.0 + i, kv=0.25),),
-                logs=lines if i == 0 else (),
-            )
-        )
+        owners, pages = (GpuOwner("GPU-1", "inference", "chat-0", "vllm"),), (busy(1000.0 + i, kv=0.25),)
+        told = {"gpus": (gpu,), "owners": owners, "pages": pages, "logs": lines if i == 0 else ()}
+        state = pipeline.observe(Snapshot(1000.0 + i, **told))
     (engine,) = state.engines
     assert engine.signals.memory.kv_pool_bytes == 40 * GIB
     assert engine.signals.memory.components == {"weights": 26 * GIB, "kv_pool": 40 * GIB, "other": 6 * GIB}
@@ -270,11 +264,8 @@ def test_what_an_exporter_that_has_just_started_knows_of_restarts(
         container = ContainerReading("inference", "chat-0", "vllm", restarts=restarts, last_termination=ended)
         state = pipeline.observe(Snapshot(start + i, containers=(container,), pages=(busy(start + i),)))
         said, recent = state.engines[0].diagnosis, state.engines[0].signals.host.restarts_recent
-        assert (
-            said.conditions["host_oom_killed"],
-            said.conditions["crash_loop"],
-            None if recent is None else recent > 0,
-        ) == (killed, looping, restarted), i
+        found = (said.conditions["host_oom_killed"], said.conditions["crash_loop"])
+        assert (*found, None if recent is None else recent > 0) == (killed, looping, restarted), i
 
 
 def test_restarts_are_known_once_they_were_watched_for_half_an_hour():
@@ -370,13 +361,8 @@ def test_a_chatty_log_does_not_push_out_an_out_of_memory_line():
     oom = log_line(
         "inference", "chat-0", "vllm", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.16 GiB."
     )
-    step = log_line(
-        "inference",
-        "chat-0",
-        "vllm",
-        "Iteration(7): 1 context requests, 12 context tokens, 3 generation requests, 3 generation tokens, "
-        "iteration elapsed time: 12.00 ms",
-    )
+    text = "Iteration(7): 1 context requests, 12 context tokens, 3 generation requests, 3 generation tokens"
+    step = log_line("inference", "chat-0", "vllm", f"{text}, iteration elapsed time: 12.00 ms")
     pipeline = Pipeline()
     for i in range(30):
         state = pipeline.observe(
@@ -390,22 +376,12 @@ def test_the_context_component_joins_driver_and_plugin_by_pod():
     """The pod's own processes only, and nothing where the driver hides the memory of one of them."""
 
     def components(mine, other=5 * GIB):
-        gpu = GpuReading(
-            "GPU-1",
-            0,
-            "nvidia",
-            processes=(GpuProcess(11, mine), GpuProcess(12, 0 if mine is None else None), GpuProcess(99, other)),
-        )
+        held = {11: mine, 12: 0 if mine is None else None, 99: other}
+        gpu = GpuReading("GPU-1", 0, "nvidia", processes=tuple(GpuProcess(pid, size) for pid, size in held.items()))
         pods = {11: ("inference", "chat-0"), 99: ("inference", "other-0")}
-        state = Pipeline().observe(
-            Snapshot(
-                1000.0,
-                gpus=(gpu,),
-                pages=(busy(1000.0),),
-                process_pods=pods,
-                allocator=(AllocatorReading("inference", "chat-0", 0, reserved_bytes=60 * GIB),),
-            )
-        )
+        worker = AllocatorReading("inference", "chat-0", 0, reserved_bytes=60 * GIB)
+        seen = Snapshot(1000.0, gpus=(gpu,), pages=(busy(1000.0),), process_pods=pods, allocator=(worker,))
+        state = Pipeline().observe(seen)
         return state.engines[0].signals.memory.components
 
     assert components(61 * GIB) == {"context": GIB}

@@ -30,17 +30,8 @@ def container(
 
 def page(t: float, error: str | None = None, pod: str = "chat-0", running: float = 0.0) -> Scrape:
     reading = EngineReading("m", "0", {r.RUNNING: running, r.WAITING: 0.0}, {}, {}, {})
-    return Scrape(
-        f"http://{pod}:8000/metrics",
-        t,
-        "inf",
-        pod,
-        "vllm",
-        args=("--served-model-name", "m"),
-        engines=() if error else (reading,),
-        error=error,
-        pool=POOL,
-    )
+    told = {"engines": () if error else (reading,), "error": error, "args": ("--served-model-name", "m")}
+    return Scrape(f"http://{pod}:8000/metrics", t, "inf", pod, "vllm", **told, pool=POOL)
 
 
 def snapshot(t: float, *readings: ContainerReading | Scrape, **more: object) -> Snapshot:

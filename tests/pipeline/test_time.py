@@ -32,17 +32,10 @@ def gpu(used: int = 72) -> GpuReading:
 
 
 def throttled(i: int) -> ContainerReading:
-    return ContainerReading(
-        "inference",
-        "chat-0",
-        "vllm",
-        restarts=0,
-        cpu_periods=10 * i,
-        cpu_throttled_periods=9 * i,
-        memory_working_set_bytes=99,
-        memory_limit_bytes=100,
-        last_termination=Termination("OOMKilled", 137, 1.0),
-    )
+    cpu = {"cpu_periods": 10 * i, "cpu_throttled_periods": 9 * i}
+    memory = {"memory_working_set_bytes": 99, "memory_limit_bytes": 100}
+    killed = Termination("OOMKilled", 137, 1.0)
+    return ContainerReading("inference", "chat-0", "vllm", restarts=0, last_termination=killed, **cpu, **memory)
 
 
 def run(pipeline: Pipeline, times: list[float], read_until: float = float("inf")) -> State:
@@ -123,14 +116,8 @@ def test_what_was_seen_in_the_future_of_a_clock_that_stepped_back_is_forgotten()
     )
     for i, t in enumerate(stepped(2, 0)):
         pipeline.observe(Snapshot(t, gpus=(gpu() if i == 0 else xid,), logs=(oom,), pages=(page(t, i),)))
-    state = pipeline.observe(
-        Snapshot(
-            10_000.0 - HOUR,
-            gpus=(xid,),
-            logs=(log_line("inference", "chat-0", "vllm", "x"),),
-            pages=(page(10_000.0 - HOUR, 3),),
-        )
-    )
+    before, line = 10_000.0 - HOUR, log_line("inference", "chat-0", "vllm", "x")
+    state = pipeline.observe(Snapshot(before, gpus=(xid,), logs=(line,), pages=(page(before, 3),)))
     conditions = state.engines[0].diagnosis.conditions
     assert (conditions["gpu_fault"], conditions["gpu_out_of_memory"]) == (False, False)
     assert pipeline.observe(Snapshot(10_000.0 - 2 * HOUR)).engines == ()

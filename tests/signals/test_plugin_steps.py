@@ -21,18 +21,8 @@ GB = 10**9
 def told(
     t: float, sizes: dict[int, int], started: float = 0.0, exact: bool = True, kv_max: float | None = None
 ) -> StepStats:
-    return StepStats(
-        "ns",
-        "p",
-        "0",
-        started,
-        t,
-        sum(sizes.values()),
-        sum(s * n for s, n in sizes.items()),
-        exact,
-        kv_max=kv_max,
-        sizes=dict(sizes),
-    )
+    steps, tokens = sum(sizes.values()), sum(size * count for size, count in sizes.items())
+    return StepStats("ns", "p", "0", started, t, steps, tokens, exact, kv_max=kv_max, sizes=dict(sizes))
 
 
 class TestWindow:
@@ -91,13 +81,8 @@ def states(snapshots: list[Snapshot]):
 
 
 def snapshot(t: float, running: float = 8.0, **kinds: Any) -> Snapshot:
-    reading = EngineReading(
-        "m",
-        "0",
-        gauges={r.RUNNING: running, r.WAITING: 0.0, r.KV_USAGE: 0.3},
-        counters={r.GENERATION_TOKENS: 100.0 * t},
-        histograms={},
-    )
+    gauges = {r.RUNNING: running, r.WAITING: 0.0, r.KV_USAGE: 0.3}
+    reading = EngineReading("m", "0", gauges, {r.GENERATION_TOKENS: 100.0 * t}, {})
     return Snapshot(t, pages=(Scrape("t", t, "ns", "p", engines=(reading,)),), **kinds)
 
 

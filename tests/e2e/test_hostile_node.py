@@ -45,10 +45,6 @@ def long_name(_: Node) -> dict[str, Any]:
     return evil("e" * 253)
 
 
-def long_hash(_: Node) -> dict[str, Any]:
-    return evil(hash="!" * 300, mirror="!" * 300, running=True)
-
-
 def path_to_another_log(node: Node) -> dict[str, Any]:
     its_logs(node, node.where / "unused")
     written = f"{EVIL}/../inference_vllm-0_{VICTIM}"
@@ -64,10 +60,6 @@ def path_to_a_pipe(node: Node) -> dict[str, Any]:
     its_logs(node, node.where / "plugin" / "zzz_evil", "0.log")
     os.mkfifo(node.where / "plugin" / "zzz_evil" / "vllm" / "0.log.20261126-130000")
     return evil(hash=f"{EVIL}/../../plugin/zzz_evil")
-
-
-def uid_of_another(_: Node) -> dict[str, Any]:
-    return evil(hash=VICTIM, running=True)
 
 
 def uid_of_another_in_every_place(_: Node) -> dict[str, Any]:
@@ -105,11 +97,9 @@ def letter_of_a_slice(_: Node) -> dict[str, Any]:
     "lie",
     [
         long_name,
-        long_hash,
         path_to_another_log,
         path_out_of_the_logs,
         path_to_a_pipe,
-        uid_of_another,
         uid_of_another_in_every_place,
         uid_of_another_without_the_kubelet,
         container_of_another,

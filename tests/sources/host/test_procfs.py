@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvpressure.model.readings import ContainerReading, GpuOwner, GpuProcess, GpuReading
-from kvpressure.pipeline.joins import join_owners
 from kvpressure.settings.settings import Settings
 from kvpressure.sources.base import SourceError
 from kvpressure.sources.host.procfs import REASONS, ProcfsSource, pod_of_cgroup
@@ -102,17 +101,6 @@ def test_owners_and_pods_of_processes(settings: Build, tmp_path: Path) -> None:
     assert reading.owners == (GpuOwner("GPU-0", "ns", "a", ""), GpuOwner("GPU-0", "ns", "a", "vllm"))
     assert reading.process_pods == {10: ("ns", "a"), 11: ("ns", "a"), 12: ("", "")}
     assert reading.errors == {}
-
-
-def test_two_pods_share_a_gpu(settings: Build, tmp_path: Path) -> None:
-    other = UID.replace("0a", "ff")
-    process(tmp_path, 10, f"0::/kubepods/pod{UID}/{ID}\n")
-    process(tmp_path, 11, f"0::/kubepods/pod{other}/{'cd34' * 16}\n")
-    pods = (*PODS, Pod("ns", "b", other, "Running", frozenset({other}), {"cd34" * 16: "x"}))
-    assert join_owners(source(settings, tmp_path, 10, 11, pods=pods).read().owners or ()) == (
-        GpuOwner("GPU-0", "ns", "a", "vllm", True),
-        GpuOwner("GPU-0", "ns", "b", "x", True),
-    )
 
 
 def test_the_arguments_of_an_engine_are_those_that_its_process_was_started_with(

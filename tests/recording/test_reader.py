@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvpressure.errors import InputError
-from kvpressure.model.readings import KV_USAGE, Snapshot
+from kvpressure.model.readings import Snapshot
 from kvpressure.recording import reader as reader_module
 from kvpressure.recording.format import Header
 from kvpressure.recording.reader import Reader, ReadProblem
@@ -165,21 +165,6 @@ def test_targets_that_come_and_go_do_not_fill_the_memory(tmp_path: Path) -> None
     with Reader(path) as recording:
         assert sum(1 for _ in recording) == 3000
         assert len(recording._scanners) <= reader_module._MAX_SCANNERS
-
-
-def test_pages_can_keep_and_rewrite_their_text() -> None:
-    path = RECORDINGS / "h100" / "llama-2-7b-046.jsonl.gz"
-    with Reader(
-        path, keep_exposition=True, rewrite=lambda text: text.replace("gpu_cache_usage_perc", "gone")
-    ) as recording:
-        page = next(iter(recording)).pages[0]
-    assert page.exposition is not None
-    assert "gone" in page.exposition
-    assert KV_USAGE not in page.engines[0].gauges
-    with Reader(path) as recording:
-        page = next(iter(recording)).pages[0]
-    assert page.exposition is None
-    assert KV_USAGE in page.engines[0].gauges
 
 
 @pytest.mark.attack("a packed bomb in a recording", "costs its line")

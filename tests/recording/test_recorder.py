@@ -34,9 +34,7 @@ from kvpressure.recording.recorder import (
     reason_of,
 )
 from kvpressure.runtime.monitor import Monitor
-from kvpressure.sources.scrape.scanner import parse_scrape
 from tests.helpers.waiting import until
-from tests.recording.strategies import real_pages
 
 HEADER = Header(1.0, "node-1", "test")
 
@@ -50,18 +48,6 @@ def read(path: Path) -> tuple[list[Snapshot], list[ReadProblem]]:
     problems: list[ReadProblem] = []
     with Reader(path, on_problem=problems.append, keep_exposition=True) as reader:
         return list(reader), problems
-
-
-def test_a_file_holds_what_was_written_and_gets_its_name_at_the_end(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl.gz"
-    page = parse_scrape(real_pages()[0], target="x", time=1.0, keep_text=True)
-    with Recorder(path, HEADER) as recorder:
-        recorder.write(Snapshot(1.0, pages=(page,)))
-        assert not path.exists()
-        assert (tmp_path / "a.jsonl.gz.part").exists()
-    assert read(path) == ([Snapshot(1.0, pages=(page,))], [])
-    assert recorder.ticks == 1
-    assert [item.name for item in tmp_path.iterdir()] == ["a.jsonl.gz"]
 
 
 def test_every_flush_is_a_whole_gzip_member_on_disk(tmp_path: Path) -> None:

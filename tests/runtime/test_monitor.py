@@ -119,17 +119,6 @@ class TestSchedule:
 
 
 class TestWorker:
-    def test_a_reading_is_taken_once(self) -> None:
-        clock = Clock()
-        one = worker(Scripted(lambda: GPUS), clock)
-        assert one.health(clock.now) == SourceHealth("fake")
-        assert not one.answered
-        one.read_once()
-        assert one.take(clock.now) is GPUS
-        assert one.health(clock.now) == SourceHealth("fake", True, None, WALL, 0.0)
-        clock.now += 0.5
-        assert one.take(clock.now) is None
-
     def test_a_slow_source_is_held_for_its_time_but_pages_and_logs_come_once(self) -> None:
         clock = Clock()
         reading = replace(GPUS, pages=(Scrape("t", WALL),), logs=(LogLine("n", "p", "c", "x"),))
@@ -397,17 +386,6 @@ class TestTick:
         assert one.why_not_ready() == "waiting for bad"
         one.workers["bad"].read_once()
         assert one.why_not_ready() is None
-
-    def test_a_source_that_hangs_from_the_start_does_not_keep_it_from_being_ready(self) -> None:
-        clock, source = Clock(), Hanging()
-        one = monitor(clock, (spec(deadline_seconds=5.0), source))
-        source.begin(one.workers["fake"])
-        one.tick()
-        assert one.why_not_ready() is not None
-        clock.now += 6
-        one.tick()
-        assert one.why_not_ready() is None
-        source.let_go()
 
 
 class TestRunning:

@@ -163,13 +163,13 @@ def _without(value: Any, path: tuple[str, ...]) -> Any:
     return replace(value, **{name: empty})
 
 
-@pytest.mark.parametrize("path", list(_optional_fields(full_engine().signals)), ids=".".join)
-def test_a_missing_signal_removes_samples_and_changes_none(path: tuple[str, ...]) -> None:
+def test_a_missing_signal_removes_samples_and_changes_none() -> None:
     engine = full_engine()
     everything = samples(State(time=NOW, engines=(engine,)))
-    less = samples(State(time=NOW, engines=(replace(engine, signals=_without(engine.signals, path)),)))
-    less = {key: value for key, value in less.items() if key[0] != "kvpressure_engine_trouble"}  # of all of them
-    assert less.items() <= everything.items()
+    for path in _optional_fields(engine.signals):
+        less = samples(State(time=NOW, engines=(replace(engine, signals=_without(engine.signals, path)),)))
+        less = {key: value for key, value in less.items() if key[0] != "kvpressure_engine_trouble"}  # of all of them
+        assert less.items() <= everything.items(), path
 
 
 @pytest.mark.parametrize(

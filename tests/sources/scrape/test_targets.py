@@ -150,12 +150,12 @@ def test_no_target_can_be_made_that_would_break_a_request(fields):
 @pytest.mark.parametrize(
     "before", ["http://", "", " http://", "http:/", "http:///", "//", "a/b=http://", "A/B=http://", "http://g:1/;"]
 )
-@pytest.mark.parametrize("after", ["h", "h:x", "h;bogus", "h:1/..;pod=a b"])
-def test_credentials_are_refused_and_not_repeated(before, user, after):
-    with pytest.raises(InputError) as caught:
-        parse_target(f"{before}{user}@{after}")
-    assert "credentials" in str(caught.value)
-    assert "secret" not in str(caught.value)
+def test_credentials_are_refused_and_not_repeated(before, user):
+    for after in ("h", "h:x", "h;bogus", "h:1/..;pod=a b"):
+        with pytest.raises(InputError) as caught:
+            parse_target(f"{before}{user}@{after}")
+        assert "credentials" in str(caught.value)
+        assert "secret" not in str(caught.value)
 
 
 PARTS = [*["http://", "https://", "h", ":", "/", "=", ";", "[", "]", "::1", "@", "?", "#", "a/b=", "'"], " ", *KEYS]

@@ -144,14 +144,6 @@ def test_single_files_that_say_something_else(
     assert getattr(readings[0], field) == value
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name != "cpu.stat"])
-def test_single_files_that_are_missing(settings: Build, tmp_path: Path, name: str) -> None:
-    container(tmp_path, LAYOUTS[0], {n: t for n, t in FILES.items() if n != name})
-    readings = source(settings, tmp_path, A).read().containers
-    assert readings is not None
-    assert readings[0].cpu_usage_seconds == 5.0
-
-
 def test_containers_come_and_go(settings: Build, tmp_path: Path) -> None:
     """A container that is not there is looked for again only after a while."""
     now = [0.0]

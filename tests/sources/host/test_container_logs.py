@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import time
@@ -76,18 +75,6 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 def follower(settings: Build, root: Path) -> Follower:
     return Follower(settings, root, A)
-
-
-def test_only_recognised_lines_come_out(follower: Follower, root: Path) -> None:
-    log = PodLog(root, A)
-    log.write(NOISE, f"(EngineCore pid=2) ERROR 11-14 22:18:22 [core.py:1101] {OOM}", "", NOISE)
-    reading = follower.source.read()
-    assert reading.logs is not None
-    assert [(x.namespace, x.pod, x.container, x.line) for x in reading.logs] == [("inference", "a", "vllm", OOM)]
-    assert follower.read() == []
-    log.write(DEAD, NOISE)
-    assert follower.read() == [DEAD]
-    assert follower.errors == {}
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in REAL.glob("*.log")))
@@ -352,18 +339,6 @@ def test_containers_without_a_gpu_push_out_no_container_with_one(
     assert found.errors["too_many_containers"] >= 4
 
 
-def test_containers_of_ended_pods_push_out_none_that_runs(
-    settings: Build, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logs, "MAX_CONTAINERS", 2)
-    ended = [dataclasses.replace(engine_pod(name), phase="Failed") for name in "abcd"]
-    for number, one in enumerate((*ended, engine_pod("z"))):
-        PodLog(root, one).write(f"Using max model len {number}")
-    found = Follower(settings, root, *ended, engine_pod("z"))
-    assert sorted(found.read()) == ["Using max model len 0", "Using max model len 4"]
-    assert found.errors == {"too_many_containers": 3}
-
-
 def test_static_pods_have_their_hash_in_the_path(settings: Build, root: Path) -> None:
     static = read_pod(pod("s", annotations=of_static_pod("ab" * 16)), Policy())
     assert static is not None
@@ -386,15 +361,6 @@ def test_reasons(settings: Build, root: Path, follower: Follower) -> None:
     found = Follower(settings, root, A)
     root.rmdir()
     assert reason(found) == "no_log_directory"
-
-
-def test_one_unreadable_log_costs_only_itself(settings: Build, root: Path) -> None:
-    b = engine_pod("b")
-    PodLog(root, A).write(FACT)
-    (root / f"{b.namespace}_{b.name}_{b.uid}" / "vllm" / "0.log").mkdir(parents=True)  # not to be read, even by root
-    found = Follower(settings, root, A, b)
-    assert found.read() == [FACT]
-    assert found.errors == {"unreadable": 1}
 
 
 def test_files_are_closed(follower: Follower, root: Path) -> None:

@@ -106,22 +106,6 @@ def test_a_program_without_a_gpu_is_no_engine_because_its_text_speaks_of_one() -
         assert [e.container for e in read(pod(containers=[{**other, "name": "side"}, container()])).engines] == ["vllm"]
 
 
-@pytest.mark.parametrize(
-    ("command", "args"),
-    [
-        (["/bin/bash", "-c", "--"], ["vllm serve m --max-num-seqs 8"]),
-        (["/bin/bash", "-lc", "--"], ["vllm serve m --max-num-seqs 8"]),
-        (["/bin/bash", "-c", "--"], ["ulimit -n 65536; ray start --head; vllm serve m --max-num-seqs 8"]),
-        (["/bin/sh", "-c", "--", "/app/start.sh"], []),
-        (["/bin/bash", "-c", "-eo", "pipefail", "/app/start.sh"], []),
-    ],
-)
-def test_a_script_after_the_end_of_the_shells_options(command: list[str], args: list[str]) -> None:
-    found = engine(pod(containers=[container(command=command, args=args)]))
-    assert found.target is not None
-    assert command_line.read(found.target.args).args.max_num_seqs == (8 if args else None)
-
-
 @pytest.mark.parametrize("declared", [(8001,), (8001, 8000), ()])
 def test_the_port_annotation_is_of_one_engine(declared: tuple[int, ...]) -> None:
     both = [

@@ -1,16 +1,13 @@
-"""The bars the verdict is held to, on every recording, what every replay says, and the page that states the score.
-
-One test, because one replay of everything (half a minute) serves all of it.
-"""
+"""The bars the verdict is held to, on every recording, what every replay says, and the page that states the score."""
 
 from __future__ import annotations
 
-import json
 import os
-from collections import Counter
+from collections import Counter, defaultdict
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
-from lab.accuracy import ablation, data, digests, report, rows, show
+from lab.accuracy import ablation, data, digests, report, show
 from lab.accuracy.run import replay, replay_all
 from lab.accuracy.score import Rates, Result, score
 
@@ -92,8 +89,13 @@ def _missed_rates(rates: Rates) -> list[str]:
     return found
 
 
-def test_the_verdict_reaches_every_bar_and_the_page_says_so() -> None:
-    result = score()
+@pytest.fixture(scope="module")
+def result() -> Result:
+    """Everything is replayed once, which takes half a minute."""
+    return score()
+
+
+def test_the_verdict_reaches_every_bar_and_the_page_says_so(result: Result) -> None:
     assert result.problems == ()
     wrong = missed(result)
     if wrong:
@@ -112,21 +114,24 @@ def test_the_verdict_reaches_every_bar_and_the_page_says_so() -> None:
     assert digests.moved(now) == {}, "UPDATE_DIGESTS=1 rewrites lab/accuracy/digests.txt; the commit says why"
 
 
-def test_a_limit_of_the_scheduler_is_named_without_arguments() -> None:
+def test_a_limit_of_the_scheduler_is_named_without_arguments(result: Result) -> None:
     """It shows in running requests that come back to one maximum; a busy GPU is not taken for the reason instead."""
-    shown = json.loads(rows.SHOWN_FILE.read_text(encoding="utf-8"))
-    limited = {
-        name for row in shown if row.startswith("Concurrency limited:") for name in shown[row].get(rows.REAL, ())
-    }
-    answers = Counter(
-        (seen.stage == blind.stage, blind.verdict)
-        for name in sorted(limited)
-        for engine, ticks in replay(f"{name}.jsonl.gz", taken=lambda _place, snapshot: snapshot).said.items()
-        for seen, blind in zip(
-            ticks, replay(f"{name}.jsonl.gz", taken=ablation.ABLATIONS["no arguments"]).said[engine], strict=True
-        )
-        if seen.verdict == LIMITED
-    )
-    assert len(limited) > 25
+    limited = defaultdict[str, dict[float, str | None]](dict)  # stage by time, of each recording that shows it
+    for name, ticks in [(w.recording, w.ticks) for w in result.windows] + [
+        (c.capture.name, c.ticks) for c in result.captures if c.capture.engine == "0"
+    ]:
+        limited[name] |= {tick.t: tick.stage for tick in ticks if tick.verdict == LIMITED}
+    names = sorted(name for name, seen in limited.items() if len(seen) > 5)
+    answers: Counter[tuple[bool, str]] = Counter()
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        for name, said in zip(names, pool.map(without_arguments, names), strict=True):
+            answers.update((limited[name][t] == stage, verdict) for t, stage, verdict in said if t in limited[name])
+    assert len(names) > 25
     assert not [verdict for _, verdict in answers if verdict == "compute_bound"]
     assert answers[True, LIMITED] >= NAMED_WITHOUT_ARGUMENTS * answers.total()
+
+
+def without_arguments(name: str) -> list[tuple[float, str | None, str]]:
+    """Time, stage and verdict of each tick, where nobody sees the command line."""
+    ticks = replay(name, taken=ablation.ABLATIONS["no arguments"]).said["0"]
+    return [(tick.t, tick.stage, tick.verdict) for tick in ticks]

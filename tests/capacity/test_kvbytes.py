@@ -197,13 +197,8 @@ def test_sliding_layers_only() -> None:
 
 
 def test_chunked_attention_ends_at_its_chunk() -> None:
-    config = {
-        **CONFIGS["llama-3-8b"],
-        "num_hidden_layers": 4,
-        "attention_chunk_size": 8_192,
-        "no_rope_layers": [1, 1, 1, 0],
-    }
-    found = layout(from_config(config, "llama-4"))
+    chunks = {"num_hidden_layers": 4, "attention_chunk_size": 8_192, "no_rope_layers": [1, 1, 1, 0]}
+    found = layout(from_config({**CONFIGS["llama-3-8b"], **chunks}, "llama-4"))
     assert [group.kind for group in found.groups] == ["chunked"] * 3 + ["full"]
     assert found.blocks(1_000_000) == 3 * (8_192 // 16 + 1) + 62_500
 
@@ -379,15 +374,13 @@ def test_the_last_stage_gets_no_remainder(layers: int, stages: int, sizes: list[
 
 
 def test_groups_of_nearly_equal_counts_are_not_split() -> None:
-    config = {
-        **CONFIGS["gpt-oss-20b"],
-        "num_hidden_layers": 5,
-        "layer_types": ["sliding_attention"] * 3 + ["full_attention"] * 2,
-    }
-    assert len(layout(from_config(config, "x")).groups) == 3  # 3 is 1.5 times 2: groups of 2, one padded
-    config["layer_types"] = ["sliding_attention"] * 4 + ["full_attention"] * 3
-    config["num_hidden_layers"] = 7
-    found = layout(from_config(config, "x"))
+    def kinds(sliding: int, full: int) -> CacheLayout:
+        types = ["sliding_attention"] * sliding + ["full_attention"] * full
+        config = {**CONFIGS["gpt-oss-20b"], "num_hidden_layers": sliding + full, "layer_types": types}
+        return layout(from_config(config, "x"))
+
+    assert len(kinds(3, 2).groups) == 3  # 3 is 1.5 times 2: groups of 2, one padded
+    found = kinds(4, 3)
     assert len(found.groups) == 2
     assert found.block_bytes == 4 * 16 * 8 * 128 * 2
 

@@ -102,13 +102,8 @@ def test_a_start_reserves_the_tokens_in_flight_of_hybrid_models() -> None:
     found = layout(shape)
     need = found.blocks(32_768, 2 * 8192)
     for blocks, longest in ((need + 1, 32_768), (need, 32_767)):
-        at = audit(
-            shape,
-            Parallel(),
-            80 * GIB,
-            Limits(0.9, 64, 8192, 32_768),
-            StatedMemory(GIB, pool=blocks * found.block_bytes),
-        )
+        memory = StatedMemory(GIB, pool=blocks * found.block_bytes)
+        at = audit(shape, Parallel(), 80 * GIB, Limits(0.9, 64, 8192, 32_768), memory)
         assert fit(found, at, None).longest == pytest.approx(longest, abs=16)
         assert (fit(found, at, None).longest == 32_768) == (longest == 32_768)
 
@@ -161,18 +156,9 @@ def test_more_memory_never_holds_fewer(load: RequestLoad, blocks: int) -> None:
 def plan_for(
     load: RequestLoad, needed: float | None = None, gib: int = 80, model: str = "llama-3.1-8b", tp: int = 1
 ) -> LimitPlan | None:
-    shape = named(model)
-    parallel = Parallel(tp)
-    return recommend(
-        shape,
-        parallel,
-        layout(shape, parallel),
-        gib * GIB,
-        StatedMemory(weights.estimated(shape)),
-        load,
-        needed,
-        THRESHOLDS,
-    )
+    shape, parallel = named(model), Parallel(tp)
+    memory = StatedMemory(weights.estimated(shape))
+    return recommend(shape, parallel, layout(shape, parallel), gib * GIB, memory, load, needed, THRESHOLDS)
 
 
 def made(plan: LimitPlan | None) -> LimitPlan:

@@ -177,28 +177,24 @@ class Node:
 
     def _gpu(self) -> GpuReading:
         draw = self._random
-        ratios = {
-            f"{name}_ratio": self._maybe(self._level())
-            for name in ("utilization", "sm_activity", "tensor_activity", "dram_activity")
-        }
+        shares = ("utilization_ratio", "sm_activity_ratio", "tensor_activity_ratio", "dram_activity_ratio")
         return GpuReading(
             draw.choice(["G0", "G1"]),
             0,
             "nvidia",
             name=draw.choice([None, "NVIDIA H100 80GB HBM3"]),
-            memory_total_bytes=self._whole(),
-            memory_used_bytes=self._whole(),
-            power_watts=self._maybe(self._number()),
-            power_limit_watts=self._maybe(self._number()),
             xid_errors={xid: draw.randrange(4) for xid in (13, 79)},
             error=draw.choice([None, None, "gpu_lost"]),
             processes=self._several(lambda: GpuProcess(draw.randrange(1, 4), self._whole())),
-            **ratios,
+            **{name: self._whole() for name in ("memory_total_bytes", "memory_used_bytes")},
+            **{name: self._maybe(self._number()) for name in ("power_watts", "power_limit_watts")},
+            **{name: self._maybe(self._level()) for name in shares},
         )
 
     def _container(self) -> ContainerReading:
         draw = self._random
         ended = Termination(draw.choice([None, "OOMKilled"]), self._maybe(draw.randrange(-1, 138)))
+        whole = ("cpu_periods", "cpu_throttled_periods", "memory_working_set_bytes", "memory_limit_bytes")
         return ContainerReading(
             "n",
             self._pod(),
@@ -206,28 +202,16 @@ class Node:
             restarts=self._maybe(draw.randrange(6)),
             ready=draw.choice([None, True, False]),
             last_termination=self._maybe(ended),
-            cpu_usage_seconds=self._maybe(self._number()),
-            cpu_limit_cores=self._maybe(self._number()),
-            cpu_periods=self._whole(),
-            cpu_throttled_periods=self._whole(),
-            memory_working_set_bytes=self._whole(),
-            memory_limit_bytes=self._whole(),
+            **{name: self._maybe(self._number()) for name in ("cpu_usage_seconds", "cpu_limit_cores")},
+            **{name: self._whole() for name in whole},
         )
 
     def _steps(self) -> StepStats:
         draw = self._random
-        return StepStats(
-            "n",
-            self._pod(),
-            "0",
-            draw.choice([1.0, 2.0]),
-            self._t,
-            draw.randrange(10**6),
-            draw.randrange(10**6),
-            draw.random() < 0.5,
-            self._maybe(self._level()),
-            {draw.randrange(64): draw.randrange(10**6) for _ in range(draw.randrange(4))},
-        )
+        began, steps, tokens = draw.choice([1.0, 2.0]), draw.randrange(10**6), draw.randrange(10**6)
+        sizes = {draw.randrange(64): draw.randrange(10**6) for _ in range(draw.randrange(4))}
+        exact, level = draw.random() < 0.5, self._maybe(self._level())
+        return StepStats("n", self._pod(), "0", began, self._t, steps, tokens, exact, level, sizes)
 
     def _snapshot(self, t: float) -> Snapshot:
         draw = self._random
@@ -328,16 +312,8 @@ def check_confidence(engine: EngineState) -> None:
 
 def settled(engine: EngineState) -> tuple[Any, ...]:
     answer = engine.diagnosis
-    return (
-        engine.key,
-        answer.verdict,
-        answer.confidence,
-        answer.stage,
-        answer.supporting,
-        answer.missing,
-        tuple(sorted(engine.signals.flat().items())),
-        tuple(sorted(engine.limits)),
-    )
+    said = (answer.verdict, answer.confidence, answer.stage, answer.supporting, answer.missing)
+    return (engine.key, *said, tuple(sorted(engine.signals.flat().items())), tuple(sorted(engine.limits)))
 
 
 @settings(max_examples=25, deadline=None)
@@ -370,21 +346,10 @@ def seen_by_less(scenario: str, hidden: frozenset[str]) -> tuple[str, float]:
     pipeline = Pipeline()
     for i in range(0, 32, 2):
         counters = {r.GENERATION_TOKENS: rate * i + 1, r.PROMPT_TOKENS: rate / 10 * i + 1}
-        reading = EngineReading(
-            "m",
-            "0",
-            {name: value for name, value in gauges.items() if name not in hidden},
-            {name: value for name, value in counters.items() if name not in hidden},
-        )
-        page = Scrape(
-            "http://a",
-            1000.0 + i,
-            "n",
-            "a",
-            "vllm",
-            args=() if "args" in hidden else ("--max-num-seqs", limit),
-            engines=(reading,),
-        )
+        seen = ({name: kind[name] for name in kind if name not in hidden} for kind in (gauges, counters))
+        args = () if "args" in hidden else ("--max-num-seqs", limit)
+        engines = (EngineReading("m", "0", *seen),)
+        page = Scrape("http://a", 1000.0 + i, "n", "a", "vllm", args=args, engines=engines)
         state = pipeline.observe(Snapshot(1000.0 + i, pages=(page,)))
     return state.engines[0].diagnosis.verdict, state.engines[0].diagnosis.confidence
 

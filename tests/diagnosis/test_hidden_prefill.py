@@ -11,17 +11,9 @@ pytestmark = pytest.mark.slow
 
 def test_a_prompt_that_starves_decoding_is_seen_by_its_blocks() -> None:
     """Two run and get 0.4 tokens/s for ten minutes, while usage rises by 0.08 % a second."""
-    said = play(
-        660,
-        args=("--max-num-seqs", "8"),
-        gpus=(1.0,),
-        running=after(60, 1.0, 2.0),
-        waiting=0.0,
-        kv=lambda second: 0.2 + max(0, second - 60) * 0.0008,
-        generated=after(60, 25.0, 0.4),
-        prompt=after(60, 10.0, 0.0),
-        finished=after(60, 0.2, 0.0),
-    )
+    flow = {"generated": after(60, 25.0, 0.4), "prompt": after(60, 10.0, 0.0), "finished": after(60, 0.2, 0.0)}
+    load = {"running": after(60, 1.0, 2.0), "waiting": 0.0, "kv": lambda second: 0.2 + max(0, second - 60) * 0.0008}
+    said = play(660, args=("--max-num-seqs", "8"), gpus=(1.0,), **load, **flow)
     assert said.verdict == "compute_bound"
     assert said.said(100) == {"compute_bound"}
 
@@ -47,14 +39,7 @@ def test_long_prefills_from_the_first_minute_are_no_stall() -> None:
 
 
 def test_blocks_that_stop_rising_are_a_stall() -> None:
-    said = play(
-        400,
-        gpus=(1.0,),
-        running=2.0,
-        waiting=3.0,
-        kv=lambda second: 0.2 + min(second, 120) * 0.001,
-        generated=after(60, 50.0, 0.0),
-        prompt=after(60, 50.0, 0.0),
-        finished=after(60, 0.5, 0.0),
-    )
+    flow = {"generated": after(60, 50.0, 0.0), "prompt": after(60, 50.0, 0.0), "finished": after(60, 0.5, 0.0)}
+    load = {"running": 2.0, "waiting": 3.0, "kv": lambda second: 0.2 + min(second, 120) * 0.001}
+    said = play(400, gpus=(1.0,), **load, **flow)
     assert said.confidently(200) == {"stalled"}

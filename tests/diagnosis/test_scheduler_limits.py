@@ -80,6 +80,7 @@ FULL_STEPS = {
     "queue": 8.0,
 }
 LARGE = ("--max-num-seqs", "256", "--max-num-batched-tokens", "4096")
+SLOW = {"token": after(60, 0.05, 0.2), "generated": after(60, 400.0, 100.0), "prompt": after(60, 400.0, 20_380.0)}
 PEAK = {"tensor_activity_ratio": 0.8, "dram_activity_ratio": 0.5, "sm_activity_ratio": 0.9}
 BELOW = {"tensor_activity_ratio": 0.1, "dram_activity_ratio": 0.3, "sm_activity_ratio": 0.4}
 
@@ -90,15 +91,7 @@ BELOW = {"tensor_activity_ratio": 0.1, "dram_activity_ratio": 0.3, "sm_activity_
         (BELOW, {}, 8192.0),
         (PEAK, {}, None),
         ({}, {}, None),
-        (
-            BELOW,
-            {
-                "token": after(60, 0.05, 0.2),
-                "generated": after(60, 400.0, 100.0),
-                "prompt": after(60, 400.0, 20_380.0),
-            },
-            None,
-        ),
+        (BELOW, SLOW, None),
         (BELOW, {"prompt": 6_000.0}, None),
         (BELOW, {"steps": 0.0}, None),
     ],
@@ -128,10 +121,8 @@ def test_the_limit_on_requests_comes_first() -> None:
 
 def test_another_engine_raises_its_own_limit() -> None:
     state = list(replayed(BUDGET_64))[-1]
-    assert flags(plan(replace(state, dialect="sglang"), T)) == [
-        "--chunked-prefill-size 2048",
-        "--max-running-requests 7",
-    ]
+    made = plan(replace(state, dialect="sglang"), T)
+    assert flags(made) == ["--chunked-prefill-size 2048", "--max-running-requests 7"]
 
 
 # --- a limit that nobody tells ----------------------------------------------------------------------------
@@ -185,27 +176,18 @@ def test_another_limit_than_the_stated_one_is_named_and_doubted() -> None:
 # --- blocks, by what is left ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"running": 30.0},
-        {"running": cycle(30, 16, 20)},
-        {"waiting": cycle(12, 12, 0)},
-        {"kv": 0.3},
-        {"prompt": 20_000.0},
-        {"steps": 0.0},
-        {"deferred": 12.0},
-    ],
-    ids=[
-        "at the limit",
-        "near the limit",
-        "queue empties",
-        "cache empty",
-        "steps full",
-        "steps not counted",
-        "deferred",
-    ],
-)
+CHANGES = {
+    "at the limit": {"running": 30.0},
+    "near the limit": {"running": cycle(30, 16, 20)},
+    "queue empties": {"waiting": cycle(12, 12, 0)},
+    "cache empty": {"kv": 0.3},
+    "steps full": {"prompt": 20_000.0},
+    "steps not counted": {"steps": 0.0},
+    "deferred": {"deferred": 12.0},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_the_cache_is_left_only_where_all_else_is_known(change) -> None:
     saw = {"running": cycle(8, 7, 9), "waiting": 12.0, "kv": cycle(0.6, 0.7, 0.65), "generated": 90.0}
     load = saw | {"prompt": 9_000.0, "steps": 10.0, "token": 0.1, "finished": 9.0, "queue": 2.0}
@@ -323,15 +305,8 @@ def test_a_few_that_wait_briefly_are_healthy_and_the_row_says_so() -> None:
 
 def test_a_healthy_verdict_that_is_only_held_has_no_row_and_no_confidence() -> None:
     """Its last row would contradict the evidence: "nobody waits" beside 30 that wait."""
-    said = play(
-        75,
-        args=("--max-num-seqs", "60"),
-        running=after(60, 20.0, 60.0),
-        waiting=after(60, 0.0, 30.0),
-        kv=0.3,
-        generated=2000.0,
-        finished=8.0,
-    )
+    load = {"running": after(60, 20.0, 60.0), "waiting": after(60, 0.0, 30.0), "kv": 0.3}
+    said = play(75, args=("--max-num-seqs", "60"), **load, generated=2000.0, finished=8.0)
     held = [state.diagnosis for state in said.states[60:] if state.diagnosis.verdict == "healthy"]
     assert "" in {found.row for found in held}
     assert not [found for found in held if "nobody" in found.row or found.confidence >= CONFIDENT]

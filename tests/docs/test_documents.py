@@ -8,17 +8,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = sorted(
-    [
-        ROOT / "README.md",
-        ROOT / "CHANGELOG.md",
-        ROOT / "CONTRIBUTING.md",
-        ROOT / "SECURITY.md",
-        *ROOT.glob("docs/**/*.md"),
-        *ROOT.glob("alerts/*.md"),
-        *ROOT.glob("dashboards/*.md"),
-    ]
+PLACES = (
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "docs/**/*.md",
+    "alerts/*.md",
+    "dashboards/*.md",
 )
+DOCUMENTS = sorted(path for place in PLACES for path in ROOT.glob(place))
 
 
 def headings(document: Path) -> set[str]:

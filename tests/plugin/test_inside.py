@@ -124,12 +124,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), wanted in names())
 class TestAllocator:
     def test_figures_of_the_device_that_this_process_uses(self) -> None:
         torch = cuda([stats(0, 0), stats(10, 30), stats(1, 2)])
-        assert sample(torch) == {
-            "rank": 1,
-            "allocated_bytes": 10,
-            "reserved_bytes": 30,
-            "inactive_split_bytes": 3,
-        }
+        assert sample(torch) == {"rank": 1, "allocated_bytes": 10, "reserved_bytes": 30, "inactive_split_bytes": 3}
 
     def test_rank_in_the_process_group(self) -> None:
         torch = cuda([stats(10, 30)])

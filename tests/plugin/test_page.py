@@ -79,13 +79,8 @@ class TestPage:
             (a.pod, a.rank, a.allocated_bytes, a.reserved_bytes, a.inactive_split_bytes) for a in inside.allocator
         ) == [("p", rank, 10, 30, 5) for rank in (0, 1)]
         [stats] = inside.steps
-        assert (stats.exact, stats.sizes, stats.steps, stats.decoded, stats.kv_max) == (
-            True,
-            {4: 20, 8: 60},
-            80,
-            560,
-            0.8,
-        )
+        assert (stats.exact, stats.sizes, stats.kv_max) == (True, {4: 20, 8: 60}, 0.8)
+        assert (stats.steps, stats.decoded) == (80, 560)
 
     def test_it_has_what_the_exporter_of_the_first_release_reads(self, one_server: bytes) -> None:
         old, new = labels_of(FORMAT_1.read_text()), labels_of(one_server.decode())

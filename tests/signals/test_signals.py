@@ -160,16 +160,11 @@ def test_the_mean_batch_over_no_step_is_unknown():
 
 def test_the_mean_batch_under_preemption_is_that_of_the_samples():
     """One gap between two tokens of a preempted request holds the whole time that it waited."""
-    bounds = (0.1, INF)
-    running = [{r.RUNNING: 14.0}, {r.RUNNING: 16.0}]
-    w = window(
-        every(10, running), **{r.INTER_TOKEN: [histogram(bounds, (0, 0), 0.0), histogram(bounds, (700, 800), 295.0)]}
-    )
+    gaps = {r.INTER_TOKEN: [histogram((0.1, INF), (0, 0), 0.0), histogram((0.1, INF), (700, 800), 295.0)]}
+    w = window(every(10, [{r.RUNNING: 14.0}, {r.RUNNING: 16.0}]), **gaps)
     assert batch_of(w).batch_mean == pytest.approx(29.5)
     assert batch.batch_signals(w, None, T, preempting=True).batch_mean == pytest.approx(15.0)
-    unseen = window(
-        every(10, [{}, {}]), **{r.INTER_TOKEN: [histogram(bounds, (0, 0), 0.0), histogram(bounds, (700, 800), 295.0)]}
-    )
+    unseen = window(every(10, [{}, {}]), **gaps)
     assert batch.batch_signals(unseen, None, T, preempting=True).batch_mean is None
 
 
@@ -261,32 +256,27 @@ def test_what_is_computed_when_it_is_read_is_of_the_moment_in_which_it_was_asked
 BOUNDS = (100.0, 1000.0, 10000.0, INF)
 
 
+def longest_of(rows, **histograms):
+    longest = LongestContext(300)
+    for sample in window(every(1, rows), **histograms).history:
+        longest.observe(sample)
+    return longest.maximum()
+
+
 def test_a_single_finished_request_gives_its_exact_context():
     prompts = [histogram(BOUNDS, (5, 5, 5, 5), 400), histogram(BOUNDS, (5, 5, 6, 6), 400 + 7321)]
     outputs = [histogram(BOUNDS, (5, 5, 5, 5), 100), histogram(BOUNDS, (5, 6, 6, 6), 100 + 555)]
-    w = window(every(1, [{}, {}]), **{r.REQUEST_PROMPT: prompts, r.REQUEST_OUTPUT: outputs})
-    longest = LongestContext(300)
-    for sample in w.history:
-        longest.observe(sample)
-    assert longest.maximum() == 7321 + 555
+    assert longest_of([{}, {}], **{r.REQUEST_PROMPT: prompts, r.REQUEST_OUTPUT: outputs}) == 7321 + 555
 
 
 def test_several_at_once_give_a_lower_bound():
     prompts = [histogram(BOUNDS, (0, 0, 0, 0), 0), histogram(BOUNDS, (9, 9, 10, 10), 5400)]
-    w = window(every(1, [{}, {}]), **{r.REQUEST_PROMPT: prompts})
-    longest = LongestContext(300)
-    for sample in w.history:
-        longest.observe(sample)
-    assert longest.maximum() == 1000  # one of ten lies in (1000, 10000]
+    assert longest_of([{}, {}], **{r.REQUEST_PROMPT: prompts}) == 1000  # one of ten lies in (1000, 10000]
 
 
 def test_a_long_prompt_shows_at_its_first_token():
     started = [histogram((1.0, INF), (3, 3), 1), histogram((1.0, INF), (3, 4), 5)]
-    w = window(every(1, [{r.PROMPT_TOKENS: 900}, {r.PROMPT_TOKENS: 900 + 16_000}]), **{r.TTFT: started})
-    longest = LongestContext(300)
-    for sample in w.history:
-        longest.observe(sample)
-    assert longest.maximum() == 16_000
+    assert longest_of([{r.PROMPT_TOKENS: 900}, {r.PROMPT_TOKENS: 900 + 16_000}], **{r.TTFT: started}) == 16_000
 
 
 def test_the_longest_context_forgets_after_five_minutes():
@@ -420,9 +410,8 @@ def test_a_filling_cache_moves_without_useful_progress():
 def test_progress_is_unknown_without_counters_and_absent_without_work():
     found = progress.progress_signals(*followed(every(5, [{r.RUNNING: 3}] * 6)), ProgressSignals(), T)
     assert found.progressing is None
-    found = progress.progress_signals(
-        *followed(every(5, [{r.RUNNING: 0, r.WAITING: 0, r.GENERATION_TOKENS: 4}] * 6)), ProgressSignals(), T
-    )
+    idle = followed(every(5, [{r.RUNNING: 0, r.WAITING: 0, r.GENERATION_TOKENS: 4}] * 6))
+    found = progress.progress_signals(*idle, ProgressSignals(), T)
     assert found.work_present is False
     assert found.seconds_without_progress is None
 
@@ -466,16 +455,9 @@ def test_fragmentation_figures_come_from_the_worst_rank():
 def score_of(kv_max=0.95, waiting=5.0, **gpu_fields):
     track = GpuWindow()
     track.observe(1.0, gpu(72 * GIB, **gpu_fields))
-    return score.compute_signals(
-        window([(1.0, {})]),
-        [track],
-        score.SharedGpus(),
-        score.Pressing(
-            KvSignals(kv_used_ratio_max=kv_max),
-            LoadSignals(in_flight=waiting + 3, waiting=waiting, concurrency_ratio=0.5),
-        ),
-        T,
-    )
+    load = LoadSignals(in_flight=waiting + 3, waiting=waiting, concurrency_ratio=0.5)
+    pressing = score.Pressing(KvSignals(kv_used_ratio_max=kv_max), load)
+    return score.compute_signals(window([(1.0, {})]), [track], score.SharedGpus(), pressing, T)
 
 
 def test_a_starved_gpu_is_the_hosts_doing_not_the_memorys():

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+import yaml
 
 from kvpressure.recording.reader import Reader
 from kvpressure.toolbox.kubectl import Kubectl
@@ -30,22 +31,18 @@ def pages(name: str, skip: int) -> list[str]:
 def pod(name: str = "vllm-0", **status: Any) -> dict[str, Any]:
     """A pod as ``kubectl get pods -o json`` shows it."""
     container = {"name": "vllm", "restartCount": 0, "ready": True, "state": {"running": {}}}
-    return {
-        "metadata": {"namespace": "inference", "name": name, "uid": f"uid-{name}", "labels": {"app": "vllm"}},
-        "spec": {
-            "nodeName": "node-7",
-            "containers": [
-                {
-                    "name": "vllm",
-                    "image": "vllm/vllm-openai:v0.11.2",
-                    "ports": [{"containerPort": 8000}],
-                    "args": ["--model", "tiny", "--max-num-seqs", "64"],
-                    "resources": {"limits": {"nvidia.com/gpu": "1"}},
-                }
-            ],
-        },
-        "status": {"phase": "Running", "podIP": "10.0.0.5", "containerStatuses": [container | status]},
-    }
+    spec = yaml.safe_load("""
+        nodeName: node-7
+        containers:
+        - name: vllm
+          image: vllm/vllm-openai:v0.11.2
+          ports: [{containerPort: 8000}]
+          args: [--model, tiny, --max-num-seqs, '64']
+          resources: {limits: {nvidia.com/gpu: '1'}}
+        """)
+    metadata = {"namespace": "inference", "name": name, "uid": f"uid-{name}", "labels": {"app": "vllm"}}
+    seen = {"phase": "Running", "podIP": "10.0.0.5", "containerStatuses": [container | status]}
+    return {"metadata": metadata, "spec": spec, "status": seen}
 
 
 def killed(reason: str = "OOMKilled", code: int = 137) -> dict[str, Any]:

@@ -88,12 +88,9 @@ def test_the_text_says_why_and_the_status_whether_something_is_not_scraped(capsy
 def test_each_argument_has_its_source(more: list[str], source: str, capsys: Capsys, tmp_path: Path) -> None:
     """A default is assumed where a variable may have set another value."""
     container = {"name": "vllm", "image": "vllm/vllm-openai:v0.11.2", "args": ["--model=m", "--max-num-seqs=64", *more]}
-    document = {
-        "kind": "StatefulSet",
-        "metadata": {"name": "chat-decode"},
-        "spec": {"template": {"spec": {"containers": [container]}}},
-    }
-    file = written(tmp_path, document)
+    template = {"spec": {"containers": [container]}}
+    made = {"kind": "StatefulSet", "metadata": {"name": "chat-decode"}, "spec": {"template": template}}
+    file = written(tmp_path, made)
     row = entries(capsys, "-f", file)["vllm"]
     assert row["arguments"]["max_num_seqs"] == {"value": "64", "source": "args"}
     assert row["arguments"]["gpu_memory_utilization"] == {"value": "0.9", "source": source}
@@ -103,18 +100,14 @@ def test_each_argument_has_its_source(more: list[str], source: str, capsys: Caps
     assert f"    gpu_memory_utilization: 0.9 ({source})\n" in out
 
 
-WORKER: dict[str, Any] = {
-    "spec": {
-        "containers": [
-            {
-                "name": "worker",
-                "image": "vllm/vllm-openai:v0.32.0",
-                "command": ["sh", "-c", "bash start.sh --ray_address=$(LWS_LEADER_ADDRESS)"],
-                "resources": {"limits": {"nvidia.com/gpu": "8"}},
-            }
-        ]
-    }
-}
+WORKER: dict[str, Any] = yaml.safe_load("""
+spec:
+  containers:
+  - name: worker
+    image: vllm/vllm-openai:v0.32.0
+    command: [sh, -c, bash start.sh --ray_address=$(LWS_LEADER_ADDRESS)]
+    resources: {limits: {nvidia.com/gpu: '8'}}
+""")
 
 
 def written(tmp_path: Path, *documents: Mapping[str, Any]) -> str:

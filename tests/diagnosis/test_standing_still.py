@@ -102,6 +102,7 @@ def test_a_pause_that_the_server_counts_is_no_stall() -> None:
         (5.0, 4.0, 1.0, True),  # paused before the first scrape
         (after(40, 2.0, 3.0), 2.0, 1.0, True),
         (after(40, 2.0, 3.0), after(80, 2.0, 3.0), 1.0, False),
+        (after(40, 3.0, 4.0), after(40, 2.0, 3.0), 1.0, True),  # went on and paused again between two scrapes
         (1.0, 1.0, 1.0, False),
         (after(45, 1.0, 0.0), 0.0, after(45, 1.0, 45.0), False),  # started anew
     ],
@@ -136,6 +137,16 @@ def test_the_log_tells_of_a_pause_and_of_its_end(engine: str, lines: tuple[str, 
             track.take_line(float(number), log_line("ns", "chat-0", "vllm", text, engine))
         assert "10.0.0.9" not in kept
     assert track.told[0] is paused
+
+
+def test_more_ends_than_pauses_leave_it_to_the_log() -> None:
+    """``/sleep`` once, then ``/wake_up?tags=weights`` and ``/wake_up?tags=kv_cache``: which came last is not counted."""
+    tracker, reading = EngineTracker(T), EngineReading("m", "0", {r.RUNNING: 5.0, r.WAITING: 0.0})
+    page = {r.HTTP_PAUSE: 5.0, r.HTTP_RESUME: 8.0}
+    tracker.observe(Scrape("t", 60.0, "ns", "chat-0", "vllm", engines=(reading,), page=page), reading)
+    for told in ((True, 50.0), (None, 0.0)):
+        around = EngineContext(60.0, log=LogContext(known=True, told=told))
+        assert tracker.signals(around, tracker.kv_signals(around), None).progress.paused is told[0]
 
 
 @pytest.mark.parametrize(("tokens_until", "paused"), [(60.0, True), (250.0, False)])

@@ -340,12 +340,16 @@ class Progress:
         self.seconds_still = self.seconds_still + step if still else 0.0
 
     def _follow_pauses(self, earlier: Mapping[str, float], sample: Sample) -> None:
-        """Where both were asked for since the last sample, or before the first, each pause has its end."""
+        """Where both were asked for since the last sample, or before the first, each pause has its end: as many of both
+        leave things as they were. Of more ends than pauses nobody knows which came last.
+        """
         pauses, resumes = (
             sample.page.get(name, 0.0) - earlier.get(name, 0.0) for name in (r.HTTP_PAUSE, r.HTTP_RESUME)
         )
-        if pauses > 0 or resumes > 0:
-            self.told = pauses > resumes, sample.t
+        if resumes > pauses > 0:
+            self.told = None, 0.0
+        elif pauses > 0 or resumes > 0:
+            self.told = pauses > resumes or (pauses == resumes and bool(self.told[0])), sample.t
 
     def connections_dropped(self, in_flight: float) -> bool | None:
         """Whether most clients disconnected since the last output, by the file descriptors that the API server

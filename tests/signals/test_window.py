@@ -92,6 +92,17 @@ def test_bounds_that_change_leave_sum_and_count():
     assert increase.quantiles((0.5,)) == []
 
 
+def test_bounds_that_change_leave_the_window_with_the_samples_before():
+    """The counts at both ends stay equal meanwhile."""
+    w, old = EngineWindow(), histogram((1.0, INF), (0.0, 0.0), 0.0)
+    new, last = (histogram((2.0, INF), (n, n), n) for n in (0.0, 5.0))
+    for second, given in enumerate([old] * 10 + [new] * 10 + [last] * 43):
+        w.observe(second, {}, {}, {r.TTFT: given})
+        found = w.observed(r.TTFT, 50.0)
+    assert found is not None
+    assert found[0].bounds == (2.0, INF)
+
+
 def test_a_histogram_that_restarts_keeps_what_it_saw_before():
     bounds = (1.0, INF)
     w = window(

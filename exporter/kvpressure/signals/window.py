@@ -575,7 +575,7 @@ class EngineWindow:
         if pair is None:
             return None
         first, last = pair
-        ends = first.histograms.get(name), last.histograms.get(name)
+        ends = first.bounds.get(name), first.histograms.get(name), last.histograms.get(name)
         known_ends, increase = self._increases.get((name, seconds), (None, None))
         if increase is None or known_ends != ends:
             begin, end = first.histogram(name), last.histogram(name)

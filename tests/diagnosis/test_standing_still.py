@@ -140,7 +140,7 @@ def test_the_log_tells_of_a_pause_and_of_its_end(engine: str, lines: tuple[str, 
 
 
 def test_more_ends_than_pauses_leave_it_to_the_log() -> None:
-    """``/sleep`` once, then ``/wake_up?tags=weights`` and ``/wake_up?tags=kv_cache``: which came last is not counted."""
+    """``/wake_up?tags=weights`` and ``/wake_up?tags=kv_cache`` end one ``/sleep``: which came last is not counted."""
     tracker, reading = EngineTracker(T), EngineReading("m", "0", {r.RUNNING: 5.0, r.WAITING: 0.0})
     page = {r.HTTP_PAUSE: 5.0, r.HTTP_RESUME: 8.0}
     tracker.observe(Scrape("t", 60.0, "ns", "chat-0", "vllm", engines=(reading,), page=page), reading)

@@ -96,8 +96,8 @@ def test_bounds_that_change_leave_the_window_with_the_samples_before():
     """The counts at both ends stay equal meanwhile."""
     w, old = EngineWindow(), histogram((1.0, INF), (0.0, 0.0), 0.0)
     new, last = (histogram((2.0, INF), (n, n), n) for n in (0.0, 5.0))
-    for second, given in enumerate([old] * 10 + [new] * 10 + [last] * 43):
-        w.observe(second, {}, {}, {r.TTFT: given})
+    for second, counted in enumerate([old] * 10 + [new] * 10 + [last] * 43):
+        w.observe(second, {}, {}, {r.TTFT: counted})
         found = w.observed(r.TTFT, 50.0)
     assert found is not None
     assert found[0].bounds == (2.0, INF)

@@ -139,7 +139,8 @@ class TestServing:
         assert ask(process.port).status == 200
         resource.prlimit(process.child.pid, resource.RLIMIT_NOFILE, (30, 30))  # below what the server keeps for itself
         clients = [connect(process.port) for _ in range(100)]
-        assert 'web_refused_total{reason="descriptors"}' in ask(process.port, timeout=10).body.decode()
+        refused = 'web_refused_total{reason="descriptors"}'
+        until(lambda: refused in ask(process.port, timeout=10).body.decode())
         for client in clients:
             client.close()
         assert process.stop() == 0

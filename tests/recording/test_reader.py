@@ -40,6 +40,7 @@ def lines(*rows: str) -> bytes:
 def test_a_failure_in_free_words_becomes_one_of_the_reasons() -> None:
     snapshots, _ = read(RECORDINGS / "incidents" / "PRB1.jsonl.gz")
     assert {page.error for snapshot in snapshots for page in snapshot.pages} == {None, "timeout", "refused"}
+    assert {page.exposition for snapshot in snapshots for page in snapshot.pages} == {None}, "kept only on demand"
 
 
 def test_plain_and_gzip_files_are_told_apart_by_content(tmp_path: Path) -> None:

@@ -138,7 +138,9 @@ def test_the_helper_of_cri_o_is_not_the_container(settings: Build, tmp_path: Pat
 def test_single_files_that_say_something_else(
     settings: Build, tmp_path: Path, name: str, text: str, field: str, value: object
 ) -> None:
-    container(tmp_path, LAYOUTS[0], {**FILES, name: text})
+    directory = container(tmp_path, LAYOUTS[0], {**FILES, name: text})
+    if not text:
+        (directory / name).unlink()
     readings = source(settings, tmp_path, A).read().containers
     assert readings is not None
     assert getattr(readings[0], field) == value

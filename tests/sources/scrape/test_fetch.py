@@ -56,6 +56,7 @@ def test_the_page_comes_as_it_is_and_the_connection_is_kept():
         for _ in range(3):
             assert fetcher.fetch() == PAGE
         fetcher.close()
+        assert reason_of(fetcher) == "reset", "closed for good"
     assert (server.connections, len(server.requests)) == (1, 3)
 
 

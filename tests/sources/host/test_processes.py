@@ -15,7 +15,7 @@ from kvpressure.cli import discover, main
 from kvpressure.model.readings import Discovered, GpuOwner, GpuProcess, GpuReading
 from kvpressure.settings.settings import Settings
 from kvpressure.sources.base import SourceError
-from kvpressure.sources.host import processes
+from kvpressure.sources.host import container_logs, processes
 from kvpressure.sources.host.processes import KEPT_SECONDS, ProcessesSource
 from kvpressure.sources.scrape.targets import Target, parse_target
 from tests.helpers.waiting import until
@@ -393,6 +393,35 @@ class TestLog:
         os.truncate(host.root / path, 0)
         assert self.events(source) == []
         source.close()
+
+    def test_a_new_process_of_a_unit_goes_on_in_its_file(self, host: Host) -> None:
+        host.put("vllm.log", f"{ARGS}\n")
+        self.serving(host, host.root / "vllm.log", host.root / "vllm.log")
+        source, _ = host.source()
+        assert self.events(source) == ["args"]
+        host.end(50)
+        with (host.root / "vllm.log").open("a") as log:
+            log.write(f"{OOM}\n")
+        assert self.events(source) == ["cuda_oom"]
+        with (host.root / "vllm.log").open("a") as log:
+            log.write(f"{ARGS}\n")
+        self.serving(host, host.root / "vllm.log", pid=51)
+        assert self.events(source) == ["args"]
+
+    def test_discover_says_that_it_is_not_read(
+        self, host: Host, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(discover, "Settings", lambda: Settings(host_proc=host.root, node_name="gpu-box"))
+        self.serving(host, "socket:[5]", "/dev/null")
+        assert main(["discover"]) == 0
+        assert "its log is not read: it logs to no regular file" in capsys.readouterr().out
+
+        def refused(_: Path) -> None:
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr(container_logs, "open_file", refused)
+        assert main(["discover"]) == 0
+        assert "its log is not read: permission denied" in capsys.readouterr().out
 
     @pytest.mark.parametrize(("log", "other"), [("a.log", "a.log"), ("a.log", "b.log")])
     def test_what_several_servers_may_have_written_is_nobodys(self, host: Host, log: str, other: str) -> None:

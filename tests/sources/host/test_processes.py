@@ -469,6 +469,21 @@ class TestHostile:
         )
         assert host.found() == ([], [])
 
+    def test_what_cannot_be_read_or_makes_no_sense_is_one_process_less(self, host: Host) -> None:
+        host.network((ANY, 8000, 11))
+        host.process(50, VLLM, 11)
+        host.process(60, ["vllm", "serve", "\x1b]0;x\x07\udc80" * 9000, "--port", "9" * 5000])
+        host.process(61, [*VLLM, "--port", "../../etc/passwd"])
+        host.put("62/cmdline", "")
+        (host.root / "63").mkdir()
+        host.process(64, [*VLLM, "--port", "8005"], parent=65)
+        host.process(65, VLLM, parent=64)  # each started by the other
+        (host.root / "66/cmdline").mkdir(parents=True)
+        source, settings = host.source()
+        reading = source.read()
+        assert [target.address for target in settings.shared.targets] == ["127.0.0.1:8000"]
+        assert reading.errors == {"unreadable": 1}
+
     def test_a_user_with_many_processes_takes_no_place_of_another(
         self, host: Host, monkeypatch: pytest.MonkeyPatch
     ) -> None:

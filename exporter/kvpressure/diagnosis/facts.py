@@ -101,9 +101,11 @@ def _answers_slow(v: View) -> bool | None:
 
 
 def _is_felt(v: View) -> bool:
-    """Whether users notice the time outside the engine, or the engine lacks work meanwhile; True where unknown."""
-    seconds = v.s.latency.outside_engine_seconds
-    return seconds is None or seconds >= v.t["objective_ttft_seconds"] or v.recent.ran_out is not False
+    """Whether users notice the time outside the engine, the engine lacks work meanwhile, or the API server can do no
+    more; True where the first two are unknown.
+    """
+    seconds, full = v.s.latency.outside_engine_seconds, at_least("api_server_cores", "container_limit_ratio")(v)
+    return seconds is None or seconds >= v.t["objective_ttft_seconds"] or v.recent.ran_out is not False or full is True
 
 
 def queue_short(v: View) -> bool | None:

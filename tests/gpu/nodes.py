@@ -122,8 +122,9 @@ def smi_mi300x() -> SmiDevice:
     )
 
 
-def one_mi300x(root: Path) -> object:
-    return trees.mi300x(root, 1)
+def mi300x_with_gaps(root: Path) -> object:
+    """A card of which sysfs shows the size of its memory alone."""
+    return trees.mi300x(root, 1, used=0, busy=None, power_file=None)
 
 
 NODES = {
@@ -165,7 +166,7 @@ NODES = {
     "mi300x_spx": Node(tree=trees.mi300x),
     "mi300x_cpx": Node(tree=trees.mi300x_cpx),
     "radeon": Node(tree=trees.radeon),
-    "mi300x_amdsmi": Node(tree=one_mi300x, smi=(smi_mi300x(),), arguments=("--gpu.amd.backend=amdsmi",)),
+    "mi300x_amdsmi": Node(tree=mi300x_with_gaps, smi=(smi_mi300x(),)),
 }
 
 

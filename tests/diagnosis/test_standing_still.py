@@ -105,6 +105,7 @@ def test_a_pause_that_the_server_counts_is_no_stall() -> None:
         (after(40, 3.0, 4.0), after(40, 2.0, 3.0), 1.0, True),  # went on and paused again between two scrapes
         (1.0, 1.0, 1.0, False),
         (after(45, 1.0, 0.0), 0.0, after(45, 1.0, 45.0), False),  # started anew
+        (after(45, 1.0, None), None, None, False),  # several API servers, which do not tell when they started
     ],
 )
 def test_the_last_request_to_pause_or_to_go_on_counts(

@@ -341,12 +341,13 @@ class Progress:
 
     def _follow_pauses(self, earlier: Mapping[str, float], sample: Sample) -> None:
         """Where both were asked for since the last sample, or before the first, each pause has its end: as many of both
-        leave things as they were. Of more ends than pauses nobody knows which came last.
+        leave things as they were. Of more ends than pauses nobody knows which came last. A count that is gone was of
+        another process.
         """
         pauses, resumes = (
             sample.page.get(name, 0.0) - earlier.get(name, 0.0) for name in (r.HTTP_PAUSE, r.HTTP_RESUME)
         )
-        if resumes > pauses > 0:
+        if resumes > pauses > 0 or min(pauses, resumes) < 0:
             self.told = None, 0.0
         elif pauses > 0 or resumes > 0:
             self.told = pauses > resumes or (pauses == resumes and bool(self.told[0])), sample.t

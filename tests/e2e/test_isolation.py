@@ -126,13 +126,13 @@ RENDER_PLACES = {
     "json discovered": (
         diagnosis_json,
         "_fields",
-        lambda one: isinstance(one, Discovered) and one.pod == BAD,
+        lambda one, *_: isinstance(one, Discovered) and one.pod == BAD,
         "container",
     ),
     "json target": (
         diagnosis_json,
         "_fields",
-        lambda one: isinstance(one, TargetState) and BAD in one.target,
+        lambda one, *_: isinstance(one, TargetState) and BAD in one.target,
         "target",
     ),
     "json source": (diagnosis_json, "_source", lambda one: one.name == BAD, "source"),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpressure.engines.registry import log_line
+from kvpressure.engines.registry import log_line, named_by, public_texts
 from kvpressure.engines.vllm.log_lines import recognise
 from kvpressure.errors import InputError
 from kvpressure.model.readings import Scrape, Snapshot
@@ -162,6 +162,12 @@ def test_secrets_of_command_line_variables_and_log_are_not_recorded() -> None:
     again = read(json.loads(line))
     assert again.pages[0].env == {"VLLM_USE_V1": "1"}
     assert recognise(again.logs[0].line) == recognise("non-default args: {'api_key': '[redacted]', 'max_num_seqs': 64}")
+
+
+def test_a_server_that_a_script_starts_is_the_one_that_the_script_is_told() -> None:
+    words = ("./launch.sh", "sglang", "--model-path=m")
+    assert named_by(words).title == "SGLang"
+    assert public_texts(words)[2] == "sglang.launch_server"
 
 
 @given(

@@ -37,9 +37,9 @@ def dialect(name: str) -> EngineDialect:
 
 
 def named_by(argv: Sequence[str]) -> EngineDialect:
-    """The dialect whose server a command line names, else the default one."""
-    likely = (one for one in dialects() if one.may_start(argv, {}))
-    return next((one for one in likely if one.read_command(argv, {}).starts_server), default())
+    """The dialect whose server a command line starts, else the first that it may start, else the default one."""
+    likely = [one for one in dialects() if one.may_start(argv, {})] or [default()]
+    return next((one for one in likely if one.read_command(argv, {}).starts_server), likely[0])
 
 
 # --- tables over all dialects, made once ---------------------------------------------------------------------------

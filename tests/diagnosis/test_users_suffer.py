@@ -348,6 +348,8 @@ def test_time_lost_outside_the_engine_is_the_host():
     short = CALM | {"finished": 40.0, "queue": 0.0, "inference": 0.06, "outside": 0.1}
     assert play(60, gpus=(), **short).verdict == "healthy", "a beam search: each step of it is a request"
     assert play(60, gpus=(), **short | {"running": cycle(5.0, 0.0)}).verdict == "host_bound", "the engine lacks work"
+    rarely = play(20, step=60.0, gpus=(), **short | {"running": cycle(5.0, 0.0)})
+    assert rarely.verdict == "host_bound", "one sample in half a minute does not tell whether it has work"
     full = play(60, gpus=(), page={r.PROCESS_CPU_SECONDS: float}, **short)
     assert full.last.row == "Host bound: API server", "it uses a whole core"
 

@@ -131,7 +131,7 @@ def _highest(gpu: ComputeSignals) -> float | None:
 class Recent:
     """The queue over the recent samples: number of samples, share with a queue (0-1), mean and most requests waiting;
     over the ``newest`` samples, recent or not, whether any shows a queue (``None`` = too few samples to tell); and
-    whether the engine ran out of requests between two samples of those ``running``.
+    whether the engine ran out of requests between two samples of those ``running`` (``None`` = there are not two).
     """
 
     __slots__ = ("newest_waited", "ran_out", "samples", "waiting_mean", "waiting_most", "waiting_share")
@@ -140,7 +140,7 @@ class Recent:
         self, waiting: Sequence[float], newest: Sequence[float] | None = None, running: Sequence[float] = ()
     ) -> None:
         self.samples = len(waiting)
-        self.ran_out = any(before and not after for before, after in pairwise(running)) if running else None
+        self.ran_out = any(before and not after for before, after in pairwise(running)) if running[1:] else None
         self.newest_waited = None if newest is None else any(newest)
         self.waiting_share = sum(1 for value in waiting if value > 0) / len(waiting) if waiting else None
         self.waiting_mean = sum(waiting) / len(waiting) if waiting else None

@@ -35,6 +35,7 @@ from kvpressure.signals.window import (
     STEP_BACK_SECONDS,
     TWICE,
     EngineWindow,
+    Items,
 )
 
 
@@ -104,24 +105,23 @@ class GpuWindow:
     __slots__ = ("_readings", "last", "last_t")
 
     def __init__(self) -> None:
-        self._readings: deque[tuple[float, GpuReading]] = deque()
+        self._readings: Items[GpuReading] = Items()
         self.last: GpuReading | None = None
         self.last_t = float("-inf")
 
     def observe(self, t: float, reading: GpuReading) -> None:
         """Take a reading. One that is not newer than all before is ignored, unless the clock stepped back far."""
         if t < self.last_t - STEP_BACK_SECONDS:
-            self._readings.clear()
+            self._readings = Items()
         elif t <= self.last_t:
             return
         self.last, self.last_t = reading, t
-        self._readings.append((t, reading))
-        while self._readings[0][0] < t - QUARTER_MINUTE - JITTER_SECONDS:
-            self._readings.popleft()
+        self._readings.append(t, reading)
+        self._readings.drop_before(t - QUARTER_MINUTE - JITTER_SECONDS)
 
     def mean(self, value: Callable[[GpuReading], float | None]) -> float | None:
         """Mean of a field over the last 15 s; ``None`` without a reading of it."""
-        found = [v for _, reading in self._readings if (v := value(reading)) is not None]
+        found = [v for reading in self._readings.items if (v := value(reading)) is not None]
         return sum(found) / len(found) if found else None
 
 
@@ -334,7 +334,7 @@ class ContainerWindow:
     __slots__ = ("_readings", "_restarts", "first_t", "last", "last_t")
 
     def __init__(self) -> None:
-        self._readings: deque[tuple[float, ContainerReading]] = deque()
+        self._readings: Items[tuple[float, ContainerReading]] = Items()
         self.last: ContainerReading | None = None
         self.first_t = self.last_t = float("-inf")
         self._restarts: deque[float] = deque(maxlen=MAX_RESTARTS_KEPT)
@@ -342,21 +342,20 @@ class ContainerWindow:
     def observe(self, t: float, reading: ContainerReading) -> None:
         """Take a reading. One that is not newer than all before is ignored, unless the clock stepped back far."""
         if t < self.last_t - STEP_BACK_SECONDS:
-            self._readings.clear()
+            self._readings = Items()
             self._restarts.clear()
         elif t <= self.last_t:
             return
         if t < self.last_t or self.last is None:
             self.first_t = t
         before, self.last, self.last_t = self.last, reading, t
-        while self._readings and self._readings[0][0] < t - MINUTE - JITTER_SECONDS:
-            self._readings.popleft()
+        self._readings.drop_before(t - MINUTE - JITTER_SECONDS)
         if reading == before:
             return  # the same one, held until its source reads again: no second point of anything
         if before is not None and before.restarts is not None and reading.restarts is not None:
             for _ in range(min(MAX_RESTARTS_KEPT, max(0, reading.restarts - before.restarts))):
                 self._restarts.append(t)
-        self._readings.append((t, reading))
+        self._readings.append(t, (t, reading))
 
     def restarts_since(self, start: float) -> int:
         """Restarts seen since ``start`` (Unix seconds)."""
@@ -392,8 +391,9 @@ class ContainerWindow:
         return reading.memory_working_set_bytes / reading.memory_limit_bytes
 
     def _pair(self, name: str) -> tuple[tuple[float, ContainerReading], tuple[float, ContainerReading]] | None:
-        first = next((entry for entry in self._readings if getattr(entry[1], name) is not None), None)
-        last = next((entry for entry in reversed(self._readings) if getattr(entry[1], name) is not None), None)
+        entries = self._readings.items
+        first = next((entry for entry in entries if getattr(entry[1], name) is not None), None)
+        last = next((entry for entry in reversed(entries) if getattr(entry[1], name) is not None), None)
         return None if first is None or last is None or first is last else (first, last)
 
 

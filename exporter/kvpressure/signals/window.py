@@ -320,7 +320,7 @@ def _add(value: Histogram, offset: Histogram | None) -> Histogram:
     return value.plus(offset) if offset is not None and usable else value
 
 
-class _Items(Generic[_T]):
+class Items(Generic[_T]):
     """Items by time, oldest first, in lists, so that a window is a slice."""
 
     __slots__ = ("items", "times")
@@ -330,17 +330,21 @@ class _Items(Generic[_T]):
         self.items: list[_T] = []
 
     def append(self, t: float, item: _T) -> None:
+        """Add an item newer than all before."""
         self.times.append(t)
         self.items.append(item)
 
     def pop_first(self) -> tuple[float, _T]:
+        """Take the oldest one out, with its time."""
         return self.times.pop(0), self.items.pop(0)
 
     def drop_before(self, start: float) -> None:
+        """Forget those older than ``start``."""
         while self.times and self.times[0] < start:
             self.pop_first()
 
     def since(self, start: float) -> list[_T]:
+        """Those from ``start`` on."""
         return self.items[bisect_left(self.times, start) :]
 
 
@@ -354,9 +358,9 @@ class History(Generic[_T]):
 
     def clear(self) -> None:
         """Forget everything."""
-        self._fine: _Items[_T] = _Items()
-        self._mid: _Items[_T] = _Items()
-        self._long: _Items[_T] = _Items()
+        self._fine: Items[_T] = Items()
+        self._mid: Items[_T] = Items()
+        self._long: Items[_T] = Items()
 
     def append(self, t: float, item: _T) -> None:
         """Add an item newer than all before, and thin out the old ones."""
@@ -450,7 +454,7 @@ class EngineWindow:
         self._before: Sample | None = None  # the last one
         self._page = _Correction()
         self._columns: dict[str, _Column[Any]] = {}
-        self._falls: _Items[Fall] = _Items()
+        self._falls: Items[Fall] = Items()
         # Many signals ask for the same windows; answers hold until the next sample.
         self._since: dict[float, list[Sample]] = {}
         self._pairs: dict[float, tuple[Sample, Sample] | None] = {}
@@ -472,7 +476,7 @@ class EngineWindow:
                 return False
             self.history.clear()
             self._columns.clear()
-            self._falls = _Items()
+            self._falls = Items()
             self.last = self.first_t = None
         rising = {
             name: value for name, value in page.items() if name == PROCESS_CPU_SECONDS or name.startswith(HTTP_PREFIX)

@@ -100,12 +100,16 @@ def _answers_slow(v: View) -> bool | None:
     return False if v.s.latency.usual else None
 
 
+_uses_a_core: Final = at_least("api_server_cores", "container_limit_ratio")
+
+
 def _is_felt(v: View) -> bool:
     """Whether users notice the time outside the engine, the engine lacks work meanwhile, or the API server can do no
     more; True where the first two are unknown.
     """
-    seconds, full = v.s.latency.outside_engine_seconds, at_least("api_server_cores", "container_limit_ratio")(v)
-    return seconds is None or seconds >= v.t["objective_ttft_seconds"] or v.recent.ran_out is not False or full is True
+    seconds = v.s.latency.outside_engine_seconds
+    felt = seconds is None or seconds >= v.t["objective_ttft_seconds"]
+    return felt or v.recent.ran_out is not False or _uses_a_core(v) is True
 
 
 def queue_short(v: View) -> bool | None:
@@ -971,7 +975,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         "api_server_saturated",
         "the engine's API server uses a whole core",
         "the engine's API server uses less than a core",
-        at_least("api_server_cores", "container_limit_ratio"),
+        _uses_a_core,
         "{api_server_cores} cores",
         question="CPU use of the engine's API server",
         why="the metrics endpoint does not show the CPU time of its process",

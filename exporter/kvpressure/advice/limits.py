@@ -161,16 +161,18 @@ def gpu_memory_utilization(
     set already. Under KV pressure the same as a raise, where a smaller share leaves memory of the GPU unused. Else
     ``None``: less memory means a smaller KV pool.
     """
-    used = s.memory.device_used_ratio
-    if not out_of_memory and (verdict != "kv_pressure" or current is None or used is None):
+    if not out_of_memory and verdict != "kv_pressure":
         return None
     bursty = (s.load.arrival_burst_ratio or 0.0) >= t["arrival_burst_ratio_high"]
     long_context = (s.context.context_spike_ratio or 0.0) >= t["context_spike_ratio"]
     usual, lower = t["gpu_memory_utilization_recommended"], t["gpu_memory_utilization_long_context"]
     first = lower if bursty or long_context else usual
-    if out_of_memory or current is None or used is None:
+    if out_of_memory:
         return next((target for target in (first, lower) if current is None or current > target), None)
-    return first if current < first and used + first - current < t["memory_critical_ratio"] else None
+    used = s.memory.device_used_ratio
+    if current is None or used is None or current >= first:
+        return None
+    return first if used + first - current < t["memory_critical_ratio"] else None
 
 
 def max_model_len(longest: float | None, current: float | None, verdict: str, t: Thresholds) -> float | None:

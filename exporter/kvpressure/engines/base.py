@@ -60,7 +60,9 @@ class Family:
         if not self.label:
             return self.canonical
         value = labels.get(self.label)
-        return None if value is None else self.values.get(value) if self.values else self.canonical + value
+        if value is None:
+            return None
+        return self.values.get(value) if self.values else self.canonical + value
 
 
 @frozen

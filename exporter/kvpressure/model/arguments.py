@@ -54,7 +54,9 @@ class EngineArgs:
 
     def is_explicit(self, name: str) -> bool | None:
         """True = set, False = left at its default, None = unknown."""
-        return True if name in self.explicit else False if self.complete else None
+        if name in self.explicit:
+            return True
+        return False if self.complete else None
 
     def integer(self, name: str) -> int | None:
         """The value as an integer, ``8k`` = 8000 and ``8K`` = 8192; None when absent, bad or below 0."""

@@ -69,7 +69,8 @@ class Trend:
         earlier = [(rate, wanted) for at, rate, wanted in self._points if t - at >= known["trend_min_seconds"]]
         if not earlier:
             return None
-        before, wanted = (sum(column) / len(earlier) for column in ([one[i] for one in earlier] for i in (0, 1)))
+        before = sum([rate for rate, _ in earlier]) / len(earlier)
+        wanted = sum([demanded for _, demanded in earlier]) / len(earlier)
         if demand >= (1 + change) * wanted:
             return before > 0 and throughput <= (1 + known["most_ratio"] * change) * before
         fell = 1 - change

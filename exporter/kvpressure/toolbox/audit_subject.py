@@ -83,7 +83,9 @@ class Subject:
             return "not set"
         if self.limit(name) is not None:
             return "set"
-        return "hidden" if text is None else "no number" if text in self.dialect.no_number.get(name, ()) else "refused"
+        if text is None:
+            return "hidden"
+        return "no number" if text in self.dialect.no_number.get(name, ()) else "refused"
 
     @property
     def dialect(self) -> EngineDialect:

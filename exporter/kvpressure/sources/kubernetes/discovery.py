@@ -106,7 +106,9 @@ class ContainerRow:
     @property
     def result(self) -> str:
         """``engine`` (scraped), ``no_target`` (an engine that is not scraped) or ``not_engine``."""
-        return "not_engine" if not self.sign else "engine" if self.target is not None else "no_target"
+        if not self.sign:
+            return "not_engine"
+        return "engine" if self.target is not None else "no_target"
 
     @property
     def why(self) -> str:

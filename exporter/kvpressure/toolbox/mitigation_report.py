@@ -19,19 +19,13 @@ PRESSURE: Final = "kv_pressure"
 
 
 def not_pressure(engine: EngineView, others: Sequence[EngineView], again: str) -> list[str]:
-    """Introduction when the verdict is not KV pressure, or unknown."""
-    if engine.diagnosis.verdict == "unknown":
-        said, plan = "KV PRESSURE IS NOT CONFIRMED", "may not help"
-    else:
-        said, plan = "THIS IS NOT KV PRESSURE", "does not help"
-    lines = [
-        f"{engine.name}: {said}: {_found(engine)} ({cause(engine.engine)}).",
-        *_also(others),
-        f"The plan for KV pressure {plan} here, and lower limits can make it worse. Instead:",
-    ]
+    """What to do instead where the verdict is not KV pressure, or unknown."""
+    lines = [f"{engine.name}: {_found(engine)} ({cause(engine.engine)})", *_also(others), "", "What to do:"]
     for number, action in enumerate(next_steps(engine, again), 1):
-        lines += (f"  {line}" for line in action_lines(number, action))
-    return lines
+        lines += action_lines(number, action)
+    if engine.diagnosis.verdict == "unknown":
+        return [*lines, "", "The plan for KV pressure may not help: lower limits can make another problem worse."]
+    return [*lines, "", "The plan for KV pressure does not help here, and lower limits can make it worse."]
 
 
 def _found(engine: EngineView) -> str:

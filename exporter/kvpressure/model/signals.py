@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field, fields
+from functools import partial
 from operator import attrgetter
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar, cast
 
-from kvpressure.model.frozen import frozen, when_read
+from kvpressure.model.frozen import frozen
 
 PREFIX: Final = "kvpressure_"
 
@@ -25,6 +26,7 @@ CONTAINER: Final = ("namespace", "pod", "container")
 
 _DECLARED: Final = "kvpressure.published"
 _F = TypeVar("_F", bound=Callable[..., Any])
+_T = TypeVar("_T")
 
 
 @frozen
@@ -112,6 +114,39 @@ def metrics_of(groups: Sequence[type[Any]]) -> Iterator[Metric]:
             if metric.name not in seen:
                 seen[metric.name] = metric
                 yield metric
+
+
+def later(compute: Callable[..., _T], *given: object) -> _T:
+    """What ``compute`` makes of ``given``, for a field that is ``when_read``. Another thread may read it, so nothing
+    that is given may change.
+    """
+    return cast(_T, partial(compute, *given))
+
+
+def when_read(*names: str) -> Callable[[type[_T]], type[_T]]:
+    """Decorator of a ``frozen`` class: these fields may be given as ``later``, and are computed when first read. In
+    most ticks nobody reads what is only published.
+    """
+
+    def made(cls: type[_T]) -> type[_T]:
+        for name in names:
+            setattr(cls, name, _read_once(vars(cls)[name]))
+        return cls
+
+    return made
+
+
+def _read_once(slot: Any) -> property:
+    """The slot of a field that is computed when first read."""
+
+    def read(of: object) -> Any:
+        value = slot.__get__(of)
+        if type(value) is partial:
+            value = value()
+            slot.__set__(of, value)
+        return value
+
+    return property(read, slot.__set__)
 
 
 _NO_KV: Final = "the engine has no KV usage gauge, or the gauge stays 0 while requests are running"

@@ -12,9 +12,9 @@ from operator import attrgetter
 from typing import Any, Final
 
 from kvpressure.model import readings as r
-from kvpressure.model.frozen import frozen, later
+from kvpressure.model.frozen import frozen
 from kvpressure.model.readings import StepStats
-from kvpressure.model.signals import BatchSignals, KvSignals, LoadSignals, ThroughputSignals
+from kvpressure.model.signals import BatchSignals, KvSignals, LoadSignals, ThroughputSignals, later
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.kv import MEASURED, full_from
 from kvpressure.signals.window import (

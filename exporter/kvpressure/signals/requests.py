@@ -12,9 +12,9 @@ from typing import Final
 
 from kvpressure.model import readings
 from kvpressure.model import readings as r
-from kvpressure.model.frozen import frozen, later
+from kvpressure.model.frozen import frozen
 from kvpressure.model.readings import EngineReading, Histogram
-from kvpressure.model.signals import ContextSignals, LatencySignals, RequestSignals, Signals, Slow
+from kvpressure.model.signals import ContextSignals, LatencySignals, RequestSignals, Signals, Slow, later
 from kvpressure.model.state import Objective
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.window import (

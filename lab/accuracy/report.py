@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
-from kvpressure.diagnosis.evaluate import Grade
+from kvpressure.diagnosis.logic import Grade
 from lab.accuracy import data
 from lab.accuracy.ablation import KINDS
 from lab.accuracy.ahead import WITHIN_SECONDS

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from kvpressure.diagnosis.evaluate import Answer, Grade
 from kvpressure.diagnosis.finding import FROZEN_ROWS, Recent, View
 from kvpressure.diagnosis.findings import Gathered, Values
+from kvpressure.diagnosis.logic import Answer, Grade
 from kvpressure.model.signals import (
     BatchSignals,
     LatencySignals,

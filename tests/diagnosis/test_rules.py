@@ -13,13 +13,12 @@ import pytest
 from lab.accuracy.rows import SHOWN_FILE
 
 from kvpressure.bundle.verdicts_page import render_verdicts
-from kvpressure.diagnosis import conditions, rules, shown
-from kvpressure.diagnosis import conditions as beside
+from kvpressure.diagnosis import conditions, logic, rules, shown
 from kvpressure.diagnosis import facts as read
-from kvpressure.diagnosis.evaluate import GRADE_CONFIDENCE, ONE_SCRAPE_AT_MOST, Grade, Row, Verdict, decide
+from kvpressure.diagnosis.diagnose import decide
 from kvpressure.diagnosis.finding import FROZEN_ROWS
 from kvpressure.diagnosis.findings import EVIDENCE, ROWS
-from kvpressure.diagnosis.logic import Condition, maybe, no, unknown, unsure, yes
+from kvpressure.diagnosis.logic import Condition, Grade, Row, Verdict
 from kvpressure.model.state import STAGES, VERDICTS
 from kvpressure.printable import Asked
 from kvpressure.settings.thresholds import builtin, load
@@ -106,7 +105,7 @@ def test_every_row_can_answer_and_changing_its_facts_changes_the_answer(table: V
     found = decide(rules.TABLES, facts)
     assert found.verdict == (row.verdict or table.name)
     assert found.grade <= row.grade
-    assert decide(rules.TABLES, {**facts, "first_reading": True}).grade <= ONE_SCRAPE_AT_MOST
+    assert decide(rules.TABLES, {**facts, "first_reading": True}).grade <= logic.ONE_SCRAPE_AT_MOST
     if row.when.kind == "always" and table.requires.kind == "always" and not table.unless:
         return  # the last resort
     read = row.when.names() | table.requires.names() | frozenset().union(*(one.names() for one in table.unless))
@@ -117,8 +116,8 @@ def test_every_row_can_answer_and_changing_its_facts_changes_the_answer(table: V
 
 
 def test_the_bar_of_confidence_lies_between_likely_and_doubtful() -> None:
-    assert GRADE_CONFIDENCE[Grade.DOUBTFUL] < builtin()["confident"] <= GRADE_CONFIDENCE[Grade.LIKELY]
-    assert list(GRADE_CONFIDENCE) == sorted(set(GRADE_CONFIDENCE))
+    assert logic.GRADE_CONFIDENCE[Grade.DOUBTFUL] < builtin()["confident"] <= logic.GRADE_CONFIDENCE[Grade.LIKELY]
+    assert list(logic.GRADE_CONFIDENCE) == sorted(set(logic.GRADE_CONFIDENCE))
 
 
 def test_rows_have_names_of_their_own_and_the_tables_name_what_exists() -> None:
@@ -142,18 +141,15 @@ def test_rows_have_names_of_their_own_and_the_tables_name_what_exists() -> None:
         assert {name for name, _ in table.stages} <= set(STAGES)
 
 
-@pytest.mark.parametrize(
-    ("leaf", "values"),
-    [(yes, (True,)), (no, (False,)), (maybe, (True, None)), (unsure, (False, None)), (unknown, (None,))],
-)
-def test_the_five_forms_of_a_fact(leaf, values) -> None:
-    condition = leaf("kv_full")
+@pytest.mark.parametrize(("form", "values"), ALLOWED.items())
+def test_the_five_forms_of_a_fact(form: str, values: tuple[bool | None, ...]) -> None:
+    condition: Condition = getattr(logic, form)("kv_full")
     assert tuple(value for value in (True, False, None) if condition.test({"kv_full": value})) == values
     assert (~condition).test({"kv_full": values[0]}) is False
 
 
 def test_a_name_is_that_of_one_finding_and_no_rule_reads_what_reads_the_verdict() -> None:
-    rows = (read.FACTS, beside.CONDITIONS, beside.ALERTED, conditions.SIGNATURE, shown.SHOWN)
+    rows = (read.FACTS, conditions.CONDITIONS, conditions.ALERTED, conditions.SIGNATURE, shown.SHOWN)
     assert len(ROWS) == sum(map(len, rows))
     assert not [name for name in EVIDENCE if ROWS[name].after_verdict]
 

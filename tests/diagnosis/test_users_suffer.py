@@ -7,8 +7,9 @@ from __future__ import annotations
 import pytest
 
 from kvpressure.advice.mitigation import explained
-from kvpressure.diagnosis.evaluate import Grade, decide
+from kvpressure.diagnosis.diagnose import decide
 from kvpressure.diagnosis.findings import EVIDENCE
+from kvpressure.diagnosis.logic import Grade
 from kvpressure.diagnosis.rules import TABLES
 from kvpressure.model import readings as r
 from kvpressure.settings.thresholds import builtin

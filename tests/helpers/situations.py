@@ -22,8 +22,8 @@ from typing import Any
 import yaml
 
 from kvpressure.diagnosis.conditions import ALERTED
-from kvpressure.diagnosis.evaluate import Answer, Grade
 from kvpressure.diagnosis.finding import FROZEN_ROWS, Recent, View, slowest
+from kvpressure.diagnosis.logic import GRADE_CONFIDENCE, Answer, Grade
 from kvpressure.model import readings as r
 from kvpressure.model.signals import BatchSignals, LatencySignals, LoadSignals, ProgressSignals, Signals
 from kvpressure.publish.collector import HARMS
@@ -296,7 +296,7 @@ def _tick(
     )
     view = View(signals, Recent(()), t, readings=9)
     row = FROZEN_ROWS[0] if now.get((FINDING, "metrics_frozen")) else ""
-    view.answer = Answer(verdict, max(one for one in Grade if one.confidence <= (confidence or 0.0)), row)
+    view.answer = Answer(verdict, max(one for one in Grade if GRADE_CONFIDENCE[one] <= (confidence or 0.0)), row)
     view.stage = stage[0] if stage else None
     published: dict[tuple[str, ...], float | None] = {
         ("kvpressure_requests_lost_ratio",): found.requests_lost_ratio,

@@ -9,9 +9,9 @@ from html import escape
 from pathlib import Path
 
 from kvpressure.diagnosis.conditions import NAMES
-from kvpressure.diagnosis.evaluate import Answer, Grade
 from kvpressure.diagnosis.finding import FROZEN_ROWS, Recent, View
 from kvpressure.diagnosis.findings import Gathered, Values
+from kvpressure.diagnosis.logic import Answer, Grade
 from kvpressure.model.signals import (
     HostSignals,
     KvSignals,

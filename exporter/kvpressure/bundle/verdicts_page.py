@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from kvpressure.diagnosis import diagnose, findings, rules
-from kvpressure.diagnosis.evaluate import GRADE_CONFIDENCE, Grade
+from kvpressure.diagnosis.logic import GRADE_CONFIDENCE, Grade
 from kvpressure.settings.thresholds import Thresholds
 
 _INTRO: Final = """\

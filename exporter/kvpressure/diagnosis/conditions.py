@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
-from kvpressure.diagnosis.evaluate import Grade
 from kvpressure.diagnosis.facts import for_capacity, held_for_others, of_pair, queue_short, waited
 from kvpressure.diagnosis.finding import (
     FROZEN_ROWS,
@@ -28,6 +27,7 @@ from kvpressure.diagnosis.finding import (
     unallocated,
     when_known,
 )
+from kvpressure.diagnosis.logic import Grade
 from kvpressure.diagnosis.rules import ASLEEP, LONG_PREFILL, NO_PROGRESS
 from kvpressure.engines.registry import dialect
 from kvpressure.model.signals import Signals

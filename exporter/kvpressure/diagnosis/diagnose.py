@@ -1,21 +1,20 @@
-"""One engine's diagnosis over time: verdict with hysteresis, evidence, stage, conditions, the documented signature, the
-longest request as it counts during an incident; and how engines of a pool or a pair differ.
+"""One engine's diagnosis over time: the verdict that the tables give now, hysteresis, evidence, stage, conditions, the
+documented signature, the longest request as it counts during an incident; and how engines of a pool or a pair differ.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from operator import attrgetter
 from typing import Final
 
 from kvpressure.diagnosis.conditions import NAMES, PREFIX, Ahead, HeldCache, note
-from kvpressure.diagnosis.evaluate import GOOD, Answer, Grade, decide
 from kvpressure.diagnosis.finding import Recent, View, slowest
 from kvpressure.diagnosis.findings import PUBLISHED, Answers, Gathered, Values
-from kvpressure.diagnosis.logic import Facts
+from kvpressure.diagnosis.logic import GRADE_CONFIDENCE, ONE_SCRAPE_AT_MOST, Answer, Condition, Facts, Grade, Verdict
 from kvpressure.diagnosis.rules import TABLES
 from kvpressure.model.frozen import frozen
 from kvpressure.model.pools import OTHER_SIDE, are_pair
@@ -43,6 +42,72 @@ _Pool = tuple[str, str, str, str]  # namespace, model, name and role
 _pool_of: Final[Callable[[EngineState], _Pool]] = attrgetter(
     "key.namespace", "key.model_name", "pool.name", "pool.role"
 )
+
+
+def find(table: Verdict, facts: Facts) -> Answer | None:
+    """The finding of one table; ``None`` where it does not apply."""
+    if not table.requires.test(facts):
+        return None
+    for condition in table.unless:  # loops, not generators: every engine asks every table in each tick
+        if condition.test(facts):
+            return None
+    for row in table.rows:
+        if row.when.test(facts):
+            break
+    else:
+        return None
+    if row.verdict == "":
+        return None
+    most = ONE_SCRAPE_AT_MOST if facts["first_reading"] else Grade.CERTAIN
+    grade, lowered = min(row.grade, most), [one for one in table.lower if one.when.test(facts)]
+    for one in lowered:
+        grade = min(grade, one.at_most, Grade(max(Grade.GUESS, grade - one.by)) if grade else grade)
+    said = [text for text in (row.missing, *(one.missing for one in lowered)) if text]
+    against = [leaf.name for leaf in table.against if leaf.test(facts)]
+    against += [name for one in lowered for name in one.against if name not in against]
+    inputs = tuple(text for name, text in table.missing if facts[name] is None)
+    return Answer(
+        row.verdict or table.name,
+        grade,
+        f"{table.title}: {row.name}",
+        None if (row.verdict or table.name) == "unknown" else _stage(table, facts),
+        tuple(leaf.name for leaf in table.supports if _speaks(leaf, facts) and leaf.name not in against),
+        tuple(against),
+        (*said, *inputs),
+        table.at_once,
+        inputs=inputs,
+    )
+
+
+def _speaks(leaf: Condition, facts: Facts) -> bool:
+    """Whether a leaf holds by a known fact: an unknown one is no evidence."""
+    return facts[leaf.name] is not None and leaf.test(facts)
+
+
+def _stage(table: Verdict, facts: Facts) -> str | None:
+    return next((stage for stage, when in table.stages if when.test(facts)), None)
+
+
+def decide(tables: Sequence[Verdict], facts: Facts) -> Answer:
+    """The first finding, with the next other verdict as runner-up if it is at most one grade worse and no guess."""
+    found = _findings(tables, facts)
+    first = next(found)
+    if first.grade <= Grade.GUESS or first.at_once or first.verdict in CALM:
+        return first
+    close = (
+        other.verdict
+        for other in found
+        if other.verdict not in (first.verdict, "unknown") and other.grade >= max(Grade.DOUBTFUL, first.grade - 1)
+    )
+    runner_up = next(close, None)
+    return first if runner_up is None else replace(first, runner_up=runner_up)
+
+
+def _findings(tables: Sequence[Verdict], facts: Facts) -> Iterator[Answer]:
+    for table in tables:
+        found = find(table, facts)
+        if found is not None:
+            yield found
 
 
 @frozen
@@ -154,9 +219,9 @@ class VerdictHysteresis:
         holds any more; without confidence, too, where the change says so. Doubt lasts until the verdict is found
         again, whatever is found meanwhile.
         """
-        if current.verdict not in GOOD and not change.doubted:
+        if current.verdict not in CALM and not change.doubted:
             return current
-        row = "" if current.verdict in GOOD else current.row
+        row = "" if current.verdict in CALM else current.row
         return replace(current, grade=min(current.grade, Grade.DOUBTFUL), row=row)
 
     def _publish(self, t: float, finding: Answer, changed: bool) -> Answer:
@@ -285,7 +350,7 @@ class Diagnoser:
         return Diagnosis(
             verdict=answer.verdict,
             held=answer.verdict != found.verdict,
-            confidence=answer.confidence,
+            confidence=GRADE_CONFIDENCE[answer.grade],
             stage=view.stage,
             since=self._settled.since,
             evidence=evidence,

@@ -9,7 +9,7 @@ from itertools import pairwise
 from string import Formatter
 from typing import Final
 
-from kvpressure.diagnosis.evaluate import Answer, Grade
+from kvpressure.diagnosis.logic import GRADE_CONFIDENCE, Answer, Grade
 from kvpressure.engines.registry import dialect
 from kvpressure.model import reasons
 from kvpressure.model.arguments import OF_PROCESS
@@ -384,7 +384,7 @@ def _of_torch(name: str) -> Callable[[View], float | None]:
 
 
 _NUMBERS: Final = (
-    Number("confidence", "ratio", "", lambda v: v.answer.confidence),
+    Number("confidence", "ratio", "", lambda v: GRADE_CONFIDENCE[v.answer.grade]),
     # --- the KV cache
     Number("kv_used_ratio", "ratio", "KV cache usage", lambda v: v.s.kv.kv_used_ratio),
     Number("kv_used_ratio_recent_max", "ratio", "KV cache usage", lambda v: v.s.kv.kv_used_ratio_recent_max),

@@ -1,4 +1,5 @@
-"""Three-valued conditions: ``yes``, ``no``, ``maybe`` (not no), ``unsure`` (not yes) and ``unknown`` of a fact.
+"""What rules are made of. Three-valued conditions: ``yes``, ``no``, ``maybe`` (not no), ``unsure`` (not yes) and
+``unknown`` of a fact; and the tables of verdicts, with grades.
 
 A condition is tested against facts (name -> True, False or None for unknown).
 """
@@ -6,7 +7,10 @@ A condition is tested against facts (name -> True, False or None for unknown).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum, auto
 from typing import Final
+
+from kvpressure.model.frozen import frozen
 
 Facts = Mapping[str, bool | None]
 
@@ -88,3 +92,84 @@ def unknown(name: str) -> Condition:
 
 
 ALWAYS: Final = Condition("always", (), "True")
+
+
+class Grade(IntEnum):
+    """How reliable an answer is. Confidence begins at ``LIKELY``."""
+
+    NOTHING = 0  # no data
+    GUESS = auto()
+    DOUBTFUL = auto()
+    LIKELY = auto()
+    STRONG = auto()
+    CERTAIN = auto()
+
+
+GRADE_CONFIDENCE: Final = (0.0, 0.4, 0.6, 0.75, 0.85, 0.95)
+"""The published confidence of each grade, 0 to 1."""
+ONE_SCRAPE_AT_MOST: Final = Grade.DOUBTFUL  # whatever the table says
+
+
+@frozen
+class Row:
+    """One line of a verdict: its condition, and the grade it gives. ``missing``: what would have to be known.
+    ``verdict`` replaces the table's; "" = the table does not apply, ask the next one.
+    """
+
+    name: str
+    when: Condition
+    grade: Grade
+    missing: str = ""
+    verdict: str | None = None
+
+
+@frozen
+class Lower:
+    """Lowers the grade by ``by`` grades, and to ``at_most``, where ``when`` holds."""
+
+    when: Condition
+    by: int = 0
+    at_most: Grade = Grade.CERTAIN
+    missing: str = ""
+    against: tuple[str, ...] = ()
+
+
+@frozen
+class Verdict:
+    """A verdict as a table. ``supports`` and ``against``: leaves whose fact's sentence is shown where they hold.
+    ``missing``: (fact, text) shown where the fact is unknown. ``at_once``: published without a second sample.
+    ``when`` and ``confident`` state in a sentence when the verdict is given, and when with confidence ("" = never);
+    ``{threshold}`` is replaced by its value.
+    """
+
+    name: str
+    title: str
+    rows: Sequence[Row]
+    requires: Condition = ALWAYS
+    unless: Sequence[Condition] = ()
+    lower: Sequence[Lower] = ()
+    stages: Sequence[tuple[str, Condition]] = ()
+    supports: Sequence[Condition] = ()
+    against: Sequence[Condition] = ()
+    missing: Sequence[tuple[str, str]] = ()
+    at_once: bool = False
+    when: str = ""
+    confident: str = ""
+
+
+@frozen
+class Answer:
+    """Result of the tables. ``supporting`` and ``opposing`` name facts; ``missing`` are texts, ``{fact}`` in them is
+    replaced by that fact's sentence. ``inputs``: those of ``missing`` that a setting or a source can provide.
+    """
+
+    verdict: str
+    grade: Grade
+    row: str = ""
+    stage: str | None = None
+    supporting: tuple[str, ...] = ()
+    opposing: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    at_once: bool = False
+    runner_up: str | None = None
+    inputs: tuple[str, ...] = ()

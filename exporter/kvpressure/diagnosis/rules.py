@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from kvpressure.diagnosis.evaluate import Grade, Lower, Row, Verdict
-from kvpressure.diagnosis.logic import ALWAYS, Condition, maybe, no, unknown, unsure, yes
+from kvpressure.diagnosis.logic import ALWAYS, Condition, Grade, Lower, Row, Verdict, maybe, no, unknown, unsure, yes
 from kvpressure.model.state import REUSE, STEP_TOKENS
 
 CERTAIN, STRONG, LIKELY, DOUBTFUL, GUESS = Grade.CERTAIN, Grade.STRONG, Grade.LIKELY, Grade.DOUBTFUL, Grade.GUESS

@@ -9,7 +9,7 @@ from math import inf
 from typing import Final
 
 from kvpressure.advice.wording import clock_text, name_of, scrape_error, words
-from kvpressure.diagnosis.evaluate import Grade
+from kvpressure.diagnosis.logic import GRADE_CONFIDENCE, Grade
 from kvpressure.errors import InputError
 from kvpressure.model.readings import EngineKey, Snapshot
 from kvpressure.model.reasons import TIMEOUT
@@ -143,7 +143,7 @@ def _awaited(engine: EngineState) -> str:
     found = engine.diagnosis
     if not engine.up:
         return "for an answer" if engine.error in (None, TIMEOUT) else ""  # a busy server is late, not dead
-    if found.confidence < Grade.STRONG.confidence:
+    if found.confidence < GRADE_CONFIDENCE[Grade.STRONG]:
         unsettled = (text for text in found.missing if text not in found.inputs)
         return f"to know {next(unsettled, 'more')}"
     if found.verdict == "healthy":  # nothing was found, but a longer look may find something

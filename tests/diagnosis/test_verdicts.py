@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from kvpressure.advice import limits as advice
 from kvpressure.diagnosis import conditions
 from kvpressure.diagnosis.conditions import NAMES, Ahead, HeldCache
-from kvpressure.diagnosis.diagnose import CALM, LongestRequest, VerdictHysteresis, decide
+from kvpressure.diagnosis.diagnose import VerdictHysteresis, decide
 from kvpressure.diagnosis.finding import Recent, View
 from kvpressure.diagnosis.findings import ROWS, Gathered, Values
 from kvpressure.diagnosis.logic import Answer, Grade
 from kvpressure.diagnosis.rules import TABLES
 from kvpressure.model.signals import Signals
-from kvpressure.model.state import SIGNATURE_CONDITIONS, STAGES, STEP_TOKENS, VERDICTS
+from kvpressure.model.state import CALM, SIGNATURE_CONDITIONS, STAGES, STEP_TOKENS, VERDICTS
 from kvpressure.settings.thresholds import builtin
 
 T = builtin()
@@ -437,7 +437,7 @@ def test_a_full_cache_gets_the_memory_that_no_program_on_the_gpu_uses(
 
 
 def followed(*steps: tuple[float, float | None, str]) -> list[float | None]:
-    longest = LongestRequest()
+    longest = advice.LongestRequest()
     return [longest.observe(t, tokens, verdict) for t, tokens, verdict in steps]
 
 
@@ -459,7 +459,7 @@ def test_the_longest_request_is_that_of_an_hour_and_an_incident_does_not_shorten
 
 @given(st.lists(st.tuples(st.floats(0, 1e5), st.none() | st.floats(1, 1e6), st.sampled_from(VERDICTS)), max_size=200))
 def test_the_longest_request_never_falls_in_an_incident_and_stays_bounded(steps):
-    longest, before = LongestRequest(), None
+    longest, before = advice.LongestRequest(), None
     for t, tokens, verdict in steps:
         now = longest.observe(t, tokens, verdict)
         assert now is None or tokens is None or now >= tokens

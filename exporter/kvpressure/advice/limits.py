@@ -5,8 +5,9 @@ else lower, within the share of requests that may be refused.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, floor
 from typing import Final
 
@@ -14,8 +15,9 @@ from kvpressure.model import ceilings
 from kvpressure.model.arguments import context_limit
 from kvpressure.model.pools import KV_ROLES, OTHER_SIDE, SIDES
 from kvpressure.model.signals import ContextSignals, Signals
-from kvpressure.model.state import REUSE, STEP_TOKENS, Diagnosis, EngineState
+from kvpressure.model.state import CALM, LIMITS, REUSE, STEP_TOKENS, Diagnosis, EngineState, Limit, limit_of
 from kvpressure.settings.thresholds import Thresholds
+from kvpressure.signals.window import HOUR, MINUTE
 
 
 def max_num_seqs(
@@ -102,6 +104,70 @@ class SteadyValue:
         return self._value
 
 
+class LongestRequest:
+    """Longest request of one engine in tokens: the maximum over an hour, held while the verdict
+    is neither healthy nor idle.
+    """
+
+    __slots__ = ("_held", "_minutes")
+
+    def __init__(self) -> None:
+        self._minutes: deque[tuple[float, float]] = deque()  # (begin of the minute, longest of it)
+        self._held: float | None = None
+
+    def observe(self, t: float, longest: float | None, verdict: str) -> float | None:
+        """Take the longest of the last minutes; return the one that counts now, ``None`` before the first."""
+        minutes = self._minutes
+        while minutes and minutes[-1][0] > t:  # the clock stepped back
+            minutes.pop()
+        while minutes and minutes[0][0] < t - HOUR:
+            minutes.popleft()
+        if longest is not None:
+            if minutes and t - minutes[-1][0] < MINUTE:
+                longest = max(longest, minutes[-1][1])
+                minutes[-1] = (minutes[-1][0], longest)
+            else:
+                minutes.append((t, longest))
+        known = [tokens for _, tokens in minutes]
+        if self._held is not None and verdict not in CALM:
+            known.append(self._held)
+        self._held = max(known, default=None)
+        return self._held
+
+
+class AdvisedLimits:
+    """The limits of one engine with what is recommended for each, from one tick to the next."""
+
+    __slots__ = ("_longest", "_max_num_seqs")
+
+    def __init__(self) -> None:
+        self._longest = LongestRequest()
+        self._max_num_seqs = SteadyValue()
+
+    def observe(self, limits: Mapping[str, Limit], s: Signals, diagnosis: Diagnosis, t: Thresholds) -> dict[str, Limit]:
+        """The limits to publish now. ``limits``: those that are in force."""
+        finished = s.context.context_max_5m if s.context.prompt_quantiles else None  # whole requests, not their prefill
+        longest = self._longest.observe(s.time, finished, diagnosis.verdict)
+        known = {name: limit_of(limits, name).known for name in LIMITS}
+        confident = diagnosis.verdict if diagnosis.confidence >= t["confident"] else "unknown"
+        demand = "unknown" if diagnosis.stage == REUSE else confident  # the cache has room for what runs
+        recommended = {
+            "max_num_seqs": self._max_num_seqs.observe(diagnosis, s, t),
+            "max_num_batched_tokens": max_num_batched_tokens(
+                s, known["max_num_batched_tokens"], demand, diagnosis.stage, t
+            ),
+            "gpu_memory_utilization": gpu_memory_utilization(
+                s, known["gpu_memory_utilization"], diagnosis.conditions.get("gpu_out_of_memory"), confident, t
+            ),
+            "max_model_len": max_model_len(longest, known["max_model_len"], demand, t),
+        }
+        return {
+            name: limits[name] if value is None else replace(limit_of(limits, name), recommended=value)
+            for name, value in recommended.items()
+            if name in limits or value is not None
+        }
+
+
 def at_once(measured: float | None, limit: float | None, fits: float | None) -> float | None:
     """Requests that run at once: ``measured``, within ``limit``; if not measured, what ``fits`` into the cache,
     because a limit above that has no effect.
@@ -176,7 +242,7 @@ def gpu_memory_utilization(
 
 
 def max_model_len(longest: float | None, current: float | None, verdict: str, t: Thresholds) -> float | None:
-    """The ``longest`` request in tokens (of the last hour, ``diagnosis.diagnose``) plus a margin, under KV
+    """The ``longest`` request in tokens (``LongestRequest``) plus a margin, under KV
     pressure and where the current limit is larger; else ``None``.
     """
     if verdict != "kv_pressure" or current is None or longest is None:

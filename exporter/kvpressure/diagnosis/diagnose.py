@@ -1,10 +1,9 @@
 """One engine's diagnosis over time: the verdict that the tables give now, hysteresis, evidence, stage, conditions, the
-documented signature, the longest request as it counts during an incident; and how engines of a pool or a pair differ.
+documented signature; and how engines of a pool or a pair differ.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -35,7 +34,7 @@ from kvpressure.model.state import (
     Sentences,
 )
 from kvpressure.settings.thresholds import Thresholds
-from kvpressure.signals.window import HOUR, MINUTE
+from kvpressure.signals.window import MINUTE
 
 Pair = Callable[[Answer, Answer], bool]
 _Pool = tuple[str, str, str, str]  # namespace, model, name and role
@@ -288,37 +287,6 @@ def _alike(engines: Sequence[EngineState], name: str, holds: bool) -> tuple[int,
     """How many engines have this value of a published finding, and of how many it is known."""
     known = [value for engine in engines if (value := engine.diagnosis.published.get(name)) is not None]
     return known.count(holds), len(known)
-
-
-class LongestRequest:
-    """Longest request of one engine in tokens: the maximum over an hour, held while the verdict
-    is neither healthy nor idle.
-    """
-
-    __slots__ = ("_held", "_minutes")
-
-    def __init__(self) -> None:
-        self._minutes: deque[tuple[float, float]] = deque()  # (begin of the minute, longest of it)
-        self._held: float | None = None
-
-    def observe(self, t: float, longest: float | None, verdict: str) -> float | None:
-        """Take the longest of the last minutes; return the one that counts now, ``None`` before the first."""
-        minutes = self._minutes
-        while minutes and minutes[-1][0] > t:  # the clock stepped back
-            minutes.pop()
-        while minutes and minutes[0][0] < t - HOUR:
-            minutes.popleft()
-        if longest is not None:
-            if minutes and t - minutes[-1][0] < MINUTE:
-                longest = max(longest, minutes[-1][1])
-                minutes[-1] = (minutes[-1][0], longest)
-            else:
-                minutes.append((t, longest))
-        known = [tokens for _, tokens in minutes]
-        if self._held is not None and verdict not in CALM:
-            known.append(self._held)
-        self._held = max(known, default=None)
-        return self._held
 
 
 class Diagnoser:

@@ -20,6 +20,7 @@ from kvpressure.model.frozen import frozen
 from kvpressure.model.log_events import LogEvent
 from kvpressure.model.pools import KV_ROLES, LABEL, EnginePool
 from kvpressure.model.readings import EngineReading, GpuReading, PageText
+from kvpressure.model.state import Limit
 
 Kind = Literal["gauge", "counter", "histogram", "page", "config"]
 Part = Literal["value", "bucket", "sum", "count"]
@@ -139,20 +140,6 @@ def table(
             for suffix, part in _SUFFIXES.get(family.kind, (("", "value"),)):
                 found.update({head + name + suffix: SampleName(family, age, part, dialect) for head in heads})
     return found
-
-
-@frozen
-class EffectiveLimit:
-    """A limit in force. ``explicit``: whether it was set, None = unknown. ``source``: args, log, metrics or default."""
-
-    value: float
-    explicit: bool | None
-    source: str
-
-    @property
-    def assumed(self) -> bool:
-        """Whether it is a default that arguments which nobody sees may have changed."""
-        return self.source == "default" and self.explicit is None
 
 
 @frozen
@@ -311,7 +298,7 @@ class EngineDialect:
     """The public part of a recognised log line; ``None`` for any other."""
 
     # --- limits and capacity
-    limits: Callable[[Known], Mapping[str, EffectiveLimit]] = lambda *_: {}
+    limits: Callable[[Known], Mapping[str, Limit]] = lambda *_: {}
     """Every known limit of ``model.state.LIMITS``, from its best source."""
     default_limits: Callable[[str | None, str | None, float | None], Mapping[str, float]] = lambda *_: {}
     """Defaults by version, GPU name ("cpu" = none) and GPU bytes; missing = unknown."""

@@ -145,8 +145,8 @@ class Diagnosis:
 
 @frozen
 class Limit:
-    """A limit of an engine: value in force, whether it was set (None = unknown), where it was read, recommended
-    value.
+    """A limit of an engine: value in force, whether it was set (None = unknown), where it was read (args, log, metrics
+    or default), recommended value.
     """
 
     name: str
@@ -159,6 +159,11 @@ class Limit:
     def known(self) -> float | None:
         """The value, unless it is a default that arguments which nobody sees may have changed."""
         return None if self.source == "default" and self.explicit is None else self.value
+
+
+def limit_of(limits: Mapping[str, Limit], name: str) -> Limit:
+    """The limit of this name; all its fields None when unknown."""
+    return limits.get(name) or Limit(name)
 
 
 @frozen
@@ -230,7 +235,7 @@ class EngineState:
 
     def limit(self, name: str) -> Limit:
         """A limit; all fields None when unknown."""
-        return self.limits.get(name) or Limit(name)
+        return limit_of(self.limits, name)
 
     def without_values(self, failure: Failure) -> EngineState:
         """The engine without values, because the exporter failed to render it."""

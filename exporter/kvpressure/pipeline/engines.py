@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 from urllib.parse import urlsplit
 
-from kvpressure.advice.limits import SteadyValue
-from kvpressure.diagnosis.diagnose import Diagnoser, LongestRequest
+from kvpressure.advice.limits import AdvisedLimits
+from kvpressure.diagnosis.diagnose import Diagnoser
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.model.gpu_faults import LOST, hardware_faults, kernel_faults
 from kvpressure.model.isolation import CONTAINER, ENGINE, GPU, Failure, engine_name
@@ -189,8 +189,7 @@ class EngineTrack(SubjectTrack):
     def _begin(self) -> None:
         self.tracker = EngineTracker(self._thresholds)
         self.diagnoser = Diagnoser(self._thresholds)
-        self.longest = LongestRequest()
-        self.max_num_seqs = SteadyValue()
+        self.advised = AdvisedLimits()
         self.counters: Mapping[str, float] = {}
 
     def rename(self, key: EngineKey) -> None:

@@ -12,12 +12,11 @@ from functools import partial
 from typing import Final, TypeVar
 
 from kvpressure import redaction
-from kvpressure.advice import limits as advice
 from kvpressure.advice.mitigation import explained
 from kvpressure.capacity.own_models import ModelShapes
 from kvpressure.diagnosis.diagnose import compared
 from kvpressure.diagnosis.finding import Recent
-from kvpressure.engines.base import EffectiveLimit, EngineDialect, Features, Known, Tier
+from kvpressure.engines.base import EngineDialect, Features, Known, Tier
 from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.model.frozen import frozen
@@ -34,16 +33,14 @@ from kvpressure.model.readings import (
 )
 from kvpressure.model.signals import Signals
 from kvpressure.model.state import (
-    LIMITS,
-    REUSE,
     Cause,
     ContainerState,
-    Diagnosis,
     EngineState,
     GpuState,
     Limit,
     State,
     engine_without_values,
+    limit_of,
 )
 from kvpressure.pipeline.engines import (
     FORGET_SECONDS,
@@ -61,7 +58,6 @@ from kvpressure.signals.hardware import EngineContext, GpuContext, GpuWindow, Li
 from kvpressure.signals.kv import PoolSizes
 from kvpressure.signals.requests import objectives
 
-_NO_LIMITS: Final[Mapping[str, EffectiveLimit]] = {}
 MAX_COMMAND_LINES: Final = 256  # parsed ones, cached
 
 ContainerKey = tuple[str, str, str]
@@ -359,17 +355,17 @@ class Pipeline:
 
     def _context(
         self, now: float, track: EngineTrack, gpus: Sequence[str], snapshot: Snapshot, known: Known | None
-    ) -> tuple[EngineContext, Mapping[str, EffectiveLimit]]:
+    ) -> tuple[EngineContext, Mapping[str, Limit]]:
         container = self._container_of(track)
         engine, page, last = _dialect_of(track), track.tracker.page, track.tracker.window.last
-        args, limits, features = EngineArgs(), _NO_LIMITS, Features()
+        args, features = EngineArgs(), Features()
+        limits: Mapping[str, Limit] = {}
         if known is not None and page is not None:
             args, limits = known.merged, engine.limits(known)
             gauges = (*(last.gauges if last else ()), *page.page)
             features = engine.features(args, page.flavour, gauges).in_pool(track.pool)
         seqs, tokens, length = (
-            None if limit is None or limit.assumed else limit
-            for limit in map(limits.get, ("max_num_seqs", "max_num_batched_tokens", "max_model_len"))
+            limit_of(limits, name) for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
         )
         pod, reading = track.pod, track.tracker.reading
         allocator = [rank for rank in snapshot.allocator if (rank.namespace, rank.pod) == pod]
@@ -378,10 +374,10 @@ class Pipeline:
             gpus=self._gpu_context(now, gpus, pod, snapshot, bool(allocator)),
             log=self._log_context(now, track, container, args, len(gpus)),
             limits=LimitContext(
-                seqs.value if seqs else None,
-                seqs.source if seqs else None,
-                tokens.value if tokens else None,
-                length.value if length else None,
+                seqs.known,
+                None if seqs.known is None else seqs.source,
+                tokens.known,
+                length.known,
                 args,
                 features,
                 engine.tier(args, reading) if reading else Tier(),
@@ -447,16 +443,15 @@ class Pipeline:
         self,
         track: EngineTrack,
         signals: Signals,
-        found_limits: Mapping[str, EffectiveLimit],
+        limits: Mapping[str, Limit],
         gpus: tuple[str, ...],
     ) -> EngineState:
         tracker, page = track.tracker, track.tracker.page
-        utilization = found_limits.get("gpu_memory_utilization")
         diagnosis = track.diagnoser.diagnose(
             signals,
             Recent(*tracker.queue()),
             tracker.window.samples_seen,
-            utilization.value if utilization and not utilization.assumed else None,
+            limit_of(limits, "gpu_memory_utilization").known,
         )
         up = diagnosis.evidence["page_fresh"].value is True
         return EngineState(
@@ -476,39 +471,13 @@ class Pipeline:
             counters=track.counters if up else {},
             signals=signals if up else signals.without_metrics(),
             diagnosis=diagnosis,
-            limits=self._limits(track, signals, diagnosis, found_limits),
+            limits=track.advised.observe(limits, signals, diagnosis, self._thresholds),
             objectives=objectives(tracker.reading, track.counters, self._thresholds) if up and tracker.reading else (),
             explain=self._explain,
         )
 
     def _explain(self, engine: EngineState) -> Cause:
         return explained(engine, self._thresholds)
-
-    def _limits(
-        self, track: EngineTrack, s: Signals, diagnosis: Diagnosis, found: Mapping[str, EffectiveLimit]
-    ) -> dict[str, Limit]:
-        t = self._thresholds
-        finished = s.context.context_max_5m if s.context.prompt_quantiles else None  # whole requests, not their prefill
-        longest = track.longest.observe(s.time, finished, diagnosis.verdict)
-        limits = {name: Limit(name, one.value, one.explicit, one.source) for name, one in found.items()}
-        known = {name: limits.get(name, Limit(name)).known for name in LIMITS}
-        confident = diagnosis.verdict if diagnosis.confidence >= t["confident"] else "unknown"
-        demand = "unknown" if diagnosis.stage == REUSE else confident  # the cache has room for what runs
-        recommended = {
-            "max_num_seqs": track.max_num_seqs.observe(diagnosis, s, t),
-            "max_num_batched_tokens": advice.max_num_batched_tokens(
-                s, known["max_num_batched_tokens"], demand, diagnosis.stage, t
-            ),
-            "gpu_memory_utilization": advice.gpu_memory_utilization(
-                s, known["gpu_memory_utilization"], diagnosis.conditions.get("gpu_out_of_memory"), confident, t
-            ),
-            "max_model_len": advice.max_model_len(longest, known["max_model_len"], demand, t),
-        }
-        return {
-            name: limits[name] if value is None else replace(limits.get(name, Limit(name)), recommended=value)
-            for name, value in recommended.items()
-            if name in limits or value is not None
-        }
 
     def _gpu_state(self, snapshot: Snapshot, gpu: GpuReading, demand: _GpuDemand) -> GpuState:
         def state() -> GpuState:

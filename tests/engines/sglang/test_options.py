@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from kvpressure.engines.base import EffectiveLimit, Known, Pool
+from kvpressure.engines.base import Known, Pool
 from kvpressure.engines.sglang import arguments
 from kvpressure.engines.sglang.dialect import SGLANG
 from kvpressure.model import readings as r
 from kvpressure.model.arguments import GIB, EngineArgs
 from kvpressure.model.readings import EngineReading, GpuReading, Scrape, Snapshot
-from kvpressure.model.state import EngineState
+from kvpressure.model.state import EngineState, Limit
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.sources.scrape.scanner import parse_scrape
 
@@ -21,7 +21,7 @@ def started(*words: str) -> EngineArgs:
     return arguments.read(["python3", "-m", "sglang.launch_server", "--model-path", "m", *words]).args
 
 
-def limits(*words: str, **more: object) -> dict[str, EffectiveLimit]:
+def limits(*words: str, **more: object) -> dict[str, Limit]:
     return dict(SGLANG.limits(replace(Known(started(*words)), **more)))  # type: ignore[arg-type]  # fields of Known
 
 
@@ -43,7 +43,7 @@ def seen(text: str, *words: str) -> EngineState:
 
 
 def test_max_running_requests_is_the_limit_of_the_batch() -> None:
-    assert limits("--max-running-requests", "48")["max_num_seqs"] == EffectiveLimit(48.0, True, "args")
+    assert limits("--max-running-requests", "48")["max_num_seqs"] == Limit("max_num_seqs", 48.0, True, "args")
 
 
 def test_without_chunks_there_is_no_budget_and_prompts_are_whole() -> None:
@@ -54,7 +54,7 @@ def test_without_chunks_there_is_no_budget_and_prompts_are_whole() -> None:
 
 def test_the_start_up_log_is_truer_than_the_arguments() -> None:
     found = limits("--max-running-requests", "4096", facts={"max_num_seqs": 33.0})
-    assert found["max_num_seqs"] == EffectiveLimit(33.0, True, "log")
+    assert found["max_num_seqs"] == Limit("max_num_seqs", 33.0, True, "log")
 
 
 def test_mem_fraction_static_is_read_and_bounds_no_device_memory() -> None:
@@ -99,7 +99,7 @@ def test_the_default_budget_depends_on_release_and_memory(
     version: str | None, gib: float, tokens: float | None
 ) -> None:
     found = limits(version=version, gpu=gpu(gib)).get("max_num_batched_tokens")
-    assert found == (None if tokens is None else EffectiveLimit(tokens, False, "default"))
+    assert found == (None if tokens is None else Limit("max_num_batched_tokens", tokens, False, "default"))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_the_default_batch_follows_from_the_pool(
     words: tuple[str, ...], gauges: dict[str, float], seqs: float | None
 ) -> None:
     found = limits(*words, reading=page(**gauges)).get("max_num_seqs")
-    assert found == (None if seqs is None else EffectiveLimit(seqs, False, "default"))
+    assert found == (None if seqs is None else Limit("max_num_seqs", seqs, False, "default"))
 
 
 # --- the pool ------------------------------------------------------------------------------------------------------

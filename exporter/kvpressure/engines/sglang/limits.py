@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from kvpressure.engines.base import EffectiveLimit, Features, Known, Pool, Tier
+from kvpressure.engines.base import Features, Known, Pool, Tier
 from kvpressure.engines.sglang.aliases import CONTEXT
 from kvpressure.model import ceilings
 from kvpressure.model import readings as r
 from kvpressure.model.arguments import GIB, EngineArgs, parse_version
 from kvpressure.model.pools import KV_ROLES
 from kvpressure.model.readings import EngineReading
+from kvpressure.model.state import Limit
 
 REFERENCE_VERSION: Final = "0.5.23"  # its defaults are assumed where no version is given
 SLOTS: Final = (2048.0, 4096.0)  # fewest and most request slots
@@ -21,30 +22,30 @@ NOT_LIMITS: Final = frozenset({"gpu_memory_utilization"})
 """``--mem-fraction-static`` leaves out activations, so that a device fuller than that is as it should be."""
 
 
-def in_force(known: Known) -> dict[str, EffectiveLimit]:
+def in_force(known: Known) -> dict[str, Limit]:
     """All known limits: from the start-up log, else from arguments, metrics or defaults."""
     return {name: limit for name in LIMITS if (limit := _limit(name, known)) is not None}
 
 
-def _limit(name: str, known: Known) -> EffectiveLimit | None:
+def _limit(name: str, known: Known) -> Limit | None:
     merged = known.merged
     explicit = merged.is_explicit(name)
     logged = known.facts.get(name)
     if logged:
-        return EffectiveLimit(logged, explicit, "log")
+        return Limit(name, logged, explicit, "log")
     given = merged.integer(name)
     if given:
-        return EffectiveLimit(given / _shared_by(name, merged), True, known.args.source)
+        return Limit(name, given / _shared_by(name, merged), True, known.args.source)
     if name in merged.explicit:
         return None  # set to what is not visible, or to none (-1)
     gauges = known.reading.gauges if known.reading else {}
     if name == "max_model_len":
         length = gauges.get(CONTEXT)
-        return EffectiveLimit(length, explicit, "metrics") if length else None
+        return Limit(name, length, explicit, "metrics") if length else None
     if explicit is not False:
         return None  # it is unknown whether it was left at its default
     found = _default_seqs(known, gauges) if name == "max_num_seqs" else _default_chunk(known)
-    return None if found is None else EffectiveLimit(found, False, "default")
+    return None if found is None else Limit(name, found, False, "default")
 
 
 def _shared_by(name: str, args: EngineArgs) -> float:

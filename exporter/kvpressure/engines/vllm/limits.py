@@ -7,15 +7,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from math import inf
 from typing import Any, Final
 
-from kvpressure.engines.base import EffectiveLimit, Features, Known, Pool, Tier
+from kvpressure.engines.base import Features, Known, Pool, Tier
 from kvpressure.engines.vllm.arguments import MAX_TEXT, printed
 from kvpressure.model import ceilings
 from kvpressure.model.arguments import GIB, EngineArgs, Version, parse_version
 from kvpressure.model.pools import KV_ROLES
 from kvpressure.model.readings import LORA_MOMENT, RUNNING_LIMIT, SWAPPED, TIER_STORED, EngineReading
-from kvpressure.model.state import LIMITS
+from kvpressure.model.state import LIMITS, Limit
 from kvpressure.parsed import json_of, mapping, mappings, text
 
 REFERENCE_VERSION: Final = "0.33.0"  # its defaults are assumed where no version is given
@@ -192,7 +193,7 @@ def _has_peer(connector: Mapping[str, Any]) -> bool | None:
     return None if name in ("", _SEVERAL) else name not in STORES
 
 
-def in_force(known: Known) -> dict[str, EffectiveLimit]:
+def in_force(known: Known) -> dict[str, Limit]:
     """All known limits, from the best source: arguments, start-up log, metrics, default by version and GPU."""
     merged, gpu, facts = known.merged, known.gpu, known.facts
     config = known.reading.cache_config if known.reading else {}
@@ -203,7 +204,7 @@ def in_force(known: Known) -> dict[str, EffectiveLimit]:
         defaults.setdefault("max_num_seqs", V0_MAX_NUM_SEQS)
     length = facts.get("max_model_len") or _max_model_len(config)
     values = limits_in_force(merged, defaults, length)
-    found: dict[str, EffectiveLimit] = {}
+    found: dict[str, Limit] = {}
     for name in LIMITS:
         value = values.get(name)
         explicit = merged.is_explicit(name)
@@ -213,14 +214,14 @@ def in_force(known: Known) -> dict[str, EffectiveLimit]:
             value = positive(config.get(name))
         if value is None:
             continue
-        found[name] = EffectiveLimit(value, explicit, _source(name, known, config, explicit))
+        found[name] = Limit(name, value, explicit, _source(name, known, config, explicit))
     told = known.reading.gauges.get(RUNNING_LIMIT) if known.reading else None
     if told and "max_num_seqs" not in merged.explicit:
-        found["max_num_seqs"] = EffectiveLimit(told, merged.is_explicit("max_num_seqs"), "metrics")
+        found["max_num_seqs"] = Limit("max_num_seqs", told, merged.is_explicit("max_num_seqs"), "metrics")
     active, seqs = merged.max_num_active_seqs, found.get("max_num_seqs")
-    if active is not None and (seqs is None or active < seqs.value):  # it lowers the running batch
+    if active is not None and (seqs is None or active < (seqs.value or inf)):  # it lowers the running batch
         source = known.args.source if "max_num_active_seqs" in known.args.explicit else "log"
-        found["max_num_seqs"] = EffectiveLimit(float(active), True, source)
+        found["max_num_seqs"] = Limit("max_num_seqs", float(active), True, source)
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -53,8 +52,6 @@ class FakeKubelet:
     def __init__(self, socket: Path) -> None:
         self.socket = socket
         self.pods: list[Any] = []
-        self.status: grpc.StatusCode | None = None
-        self.delay = 0.0
         self.raw: bytes | None = None  # answer with these bytes
         self._server: Any = None
 
@@ -84,8 +81,5 @@ class FakeKubelet:
         self._server.stop(0).wait()
         self.socket.unlink(missing_ok=True)
 
-    def _list(self, _request: object, context: Any) -> Any:
-        time.sleep(self.delay)
-        if self.status is not None:
-            context.abort(self.status, "as told")
+    def _list(self, _request: object, _context: object) -> Any:
         return self.raw if self.raw is not None else api_pb2.ListPodResourcesResponse(pod_resources=self.pods)

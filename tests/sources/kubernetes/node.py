@@ -241,10 +241,6 @@ class Node:
         assert self._exporter is not None
         return self._exporter.pid
 
-    @property
-    def exporter_port(self) -> int:
-        return self._port
-
     def lists(self) -> int:
         return self.api.count("/api/v1/pods") - self.api.count("/api/v1/pods", watch="1")
 

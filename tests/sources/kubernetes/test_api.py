@@ -380,30 +380,6 @@ def test_a_pod_that_goes_while_the_watch_is_cut_is_gone(api: FakeApi, reset: boo
         assert seen.lists == 1
 
 
-@pytest.mark.fault(
-    "sources",
-    "service account token expires",
-    "nothing, or one refused request",
-    '`source_errors_total{source="pods"}`',
-    "the token file is read again",
-)
-def test_an_expiring_token_is_read_again(api: FakeApi, tmp_path: Path) -> None:
-    token = tmp_path / "token"
-    token.write_text("one\n")
-    api.tokens = {"one"}
-    with watching(KubeApi(api.url, token)) as seen:
-        seen.watcher.wait()
-        assert seen.watcher.error is None
-        api.tokens = {"two"}
-        api.cut()
-        until(lambda: seen.watcher.error == "api_unauthorized")
-        token.write_text("two\n")
-        api.apply(pod("a"))
-        until(lambda: seen.have("a"))
-        assert seen.watcher.error is None
-        assert seen.lists == 1
-
-
 @pytest.mark.parametrize(
     ("status", "reason"),
     [
@@ -505,27 +481,40 @@ def test_tls_is_verified_with_the_clusters_ca(certificate: tuple[Path, Path], tm
 
 
 @pytest.mark.attack("a certificate of somebody else, a token that expires", "refused; read again")
+@pytest.mark.fault(
+    "sources",
+    "service account token expires",
+    "nothing, or one refused request",
+    '`source_errors_total{source="pods"}`',
+    "the token file is read again",
+)
 def test_a_volume_that_is_swapped_is_read_again(certificate: tuple[Path, Path], tmp_path: Path) -> None:
     """As the kubelet renews a projected volume: everything behind one link, which is swapped."""
     from tests.sources import conftest
 
     other = conftest.self_signed(tmp_path)
-    for name, authority, token in (("one", other[0], "old"), ("two", certificate[0], "new")):
+    for name, authority, token in (
+        ("one", other[0], "old"),
+        ("two", certificate[0], "old"),
+        ("three", certificate[0], "new"),
+    ):
         (tmp_path / name).mkdir()
         (tmp_path / name / "ca.crt").write_bytes(authority.read_bytes())
         (tmp_path / name / "token").write_text(token)
-    (tmp_path / "..data").symlink_to("one")
     for name in ("ca.crt", "token"):
         (tmp_path / name).symlink_to(f"..data/{name}")
     with FakeApi(certificate) as api:
         api.tokens = {"new"}
         client = KubeApi(api.url, tmp_path / "token", ca_file=tmp_path / "ca.crt")
-        with pytest.raises(SourceError, match="certificate") as caught:
-            list(client.items(PODS, {}))
-        assert caught.value.reason == "api_tls"
-        (tmp_path / "..new").symlink_to("two")
-        (tmp_path / "..new").rename(tmp_path / "..data")
-        assert list(client.items(PODS, {})) == []
+        for name, reason in (("one", "api_tls"), ("two", "api_unauthorized"), ("three", None)):
+            (tmp_path / "..new").symlink_to(name)
+            (tmp_path / "..new").rename(tmp_path / "..data")
+            if reason is None:
+                assert list(client.items(PODS, {})) == []
+                continue
+            with pytest.raises(SourceError) as caught:
+                list(client.items(PODS, {}))
+            assert caught.value.reason == reason
 
 
 def test_the_token_goes_to_no_other_machine_in_the_clear(tmp_path: Path) -> None:

@@ -202,15 +202,6 @@ def test_the_exporter_takes_no_other_program_that_serves_for_an_engine_least_of_
     assert (pod.engines, pod.rows) == ((), ())
 
 
-@pytest.mark.parametrize(
-    "args", [["serve", "meta-llama/Llama-3.1-8B"], ["serve", "--model", "m"], ["serve", "--max-num-seqs", "8"]]
-)
-def test_serve_with_arguments_of_vllm_is_vllm(args: list[str]) -> None:
-    pod = read_pod(container_of_image("registry.internal/llm:1", args=args), Policy())
-    assert pod is not None
-    assert [row.why for row in pod.rows] == ["command"]
-
-
 # --- engines of several pods ----------------------------------------------------------------------------------------
 
 LWS_LABELS, RBG, STORM_LABELS, KTHENA_LABELS = (

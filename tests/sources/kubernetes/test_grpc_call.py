@@ -123,7 +123,13 @@ def test_a_message_of_any_size_comes_whole(tmp_path: Path, size: int) -> None:
         ((("headers", GOOD), ("data", b"\0\0\0\0\2ok")), "error"),  # no status
         ((("headers", [(":status", "404")]),), "error"),
         ((("headers", [*GOOD, ("grpc-status", "8"), ("grpc-message", "too%20many")]),), "throttled"),
-        ((("headers", [*GOOD, ("grpc-status", "99")]),), "error"),
+        *(
+            ((("headers", [*GOOD, ("grpc-status", status)]),), reason)
+            for status, reason in (
+                *(("7", "permission_denied"), ("12", "unimplemented"), ("13", "error"), ("14", "unavailable")),
+                ("99", "error"),
+            )
+        ),
         ((("headers", [*GOOD, ("grpc-status", "-1")]),), "error"),
         ((("headers", [*GOOD, ("grpc-status", "9" * 5000)]),), "error"),
         ((("headers", GOOD), ("reset", 8)), "unavailable"),

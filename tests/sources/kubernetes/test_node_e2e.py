@@ -197,22 +197,6 @@ def test_a_full_node_of_large_pods_stays_in_its_memory(tmp_path: Path, nvml_libr
         assert node.peak_bytes() < 64 * 2**20
 
 
-def test_a_failed_request_is_counted_once(node: Node) -> None:
-    """However often the source is read meanwhile: five times a second here."""
-    node.api.status["list"] = 503
-    node.api.status["watch"] = 503
-    before = len(node.api.requests)
-
-    def asked() -> int:
-        return sum(path == "/api/v1/pods" for path, _ in node.api.requests[before:])
-
-    node.api.cut()
-    until(lambda: node.value("source_up", source="pods") == 0 and asked() >= 3)
-    node.api.status.clear()
-    until(lambda: node.value("source_up", source="pods") == 1, 40)
-    assert 2 <= (node.value("source_errors_total", source="pods", reason="api_error") or 0) <= asked()
-
-
 # --- each failure alone -----------------------------------------------------------------------------------------------
 
 
@@ -281,18 +265,3 @@ def test_each_failure_breaks_only_its_own_series_and_says_why(steady: Node, name
         heals(steady)
     until(lambda: all(steady.value("source_up", source=other) == 1 for other in SOURCES), 40)
     until(lambda: all(steady.samples(family) for family in FAMILIES), 20)
-
-
-def test_an_exporter_that_starts_before_anything_else_recovers(tmp_path: Path, nvml_library: Path) -> None:
-    with Node(tmp_path, nvml_library) as node:
-        node.api.status["/api/v1/pods"] = 503
-        node.kubelet.stop()
-        node.add("vllm-0", [uuid(0)])
-        node.start()
-        until(lambda: node.value("source_up", source="pods") == 0 and node.value("source_up", source="logs") == 0)
-        assert node.value("source_errors_total", source="logs", reason="pods_unknown")
-        assert node.samples("engine_up") == {}
-        node.api.status.clear()
-        node.kubelet.start()
-        until(lambda: node.value("engine_up", pod="vllm-0") == 1, 40)
-        until(lambda: node.labels("gpu_pod_info", "pod") == {"vllm-0"}, 20)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import grpc
 import pytest
 
 from kvpressure.model.readings import GpuOwner, GpuReading
@@ -98,35 +96,6 @@ def test_no_socket_and_nobody_behind_it(source: PodResourcesSource, tmp_path: Pa
     assert reason(source) == "no_socket"
     (tmp_path / "kubelet.sock").write_text("not a socket")
     assert reason(source) == "unavailable"
-
-
-@pytest.mark.parametrize(
-    ("status", "expected"),
-    [
-        (grpc.StatusCode.UNIMPLEMENTED, "unimplemented"),
-        (grpc.StatusCode.RESOURCE_EXHAUSTED, "throttled"),
-        (grpc.StatusCode.PERMISSION_DENIED, "permission_denied"),
-        (grpc.StatusCode.INTERNAL, "error"),
-        (grpc.StatusCode.UNAVAILABLE, "unavailable"),
-    ],
-)
-def test_refusals_have_reasons_and_pass(
-    kubelet: FakeKubelet, source: PodResourcesSource, status: grpc.StatusCode, expected: str
-) -> None:
-    kubelet.status = status
-    assert reason(source) == expected
-    kubelet.status = None
-    assert source.read().owners == ()
-
-
-def test_a_kubelet_that_hangs(
-    kubelet: FakeKubelet, source: PodResourcesSource, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(podresources, "CALL_SECONDS", 0.2)
-    kubelet.delay = 1.0
-    started = time.monotonic()
-    assert reason(source) == "timeout"
-    assert time.monotonic() - started < 0.9
 
 
 def test_garbage_and_too_much(

@@ -117,6 +117,19 @@ def test_a_server_that_never_answers(api: FakeApi, settings: Build, monkeypatch:
     source.close()
 
 
+def test_a_failed_request_is_counted_once_however_often_the_source_is_read(api: FakeApi, settings: Build) -> None:
+    api.status["list"] = 503
+    source = PodsSource(settings(kube_api_url=api.url), backoff_seconds=FAST)
+    counted = 0
+    for _ in range(50):
+        with pytest.raises(SourceError) as caught:
+            source.read()
+        counted += sum(caught.value.counts.values())
+    assert 1 <= counted <= len(api.requests) < 50
+    source.close()
+
+
+@pytest.mark.attack("status updates of such a pod", "the command is not read again")
 def test_a_change_of_status_reads_no_command_again(
     api: FakeApi, settings: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +148,9 @@ def test_a_change_of_status_reads_no_command_again(
     assert len(seen) == 1
     api.apply(pod("a", containers=[container(command=["vllm", "serve", "other"])]))
     until(lambda: ["--model=other" in t.args for t in source.read() and chosen.shared.targets] == [True])
+    env = [{"name": "VLLM_X", "value": "1"}]
+    api.apply(pod("a", containers=[container(command=["vllm", "serve", "other"], env=env)]))
+    until(lambda: [t.env for t in source.read() and chosen.shared.targets] == [{"VLLM_X": "1"}])
     source.close()
 
 

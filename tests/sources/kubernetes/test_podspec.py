@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from functools import partial
 from typing import Any
@@ -69,27 +68,12 @@ IMAGE = "vllm/vllm-openai:v0.32.0"
     "fields",
     [
         {"command": ["sh", "-c", "$CMD"]},
-        {"command": ["sh", "-c", ". /env; sleep 1"]},
-        {"command": None, "args": ["org/model"]},
         {"command": None, "args": ["--model", "m"]},
         {"command": ["vllm", "$(MODE)"]},
         {"command": None, "args": []},
         {"command": ["vllm", "launch", "render"]},
         {"command": ["bash", "-c", "pip install x && tail -f /dev/null"]},
-        *(
-            {"command": words.split()}
-            for words in (
-                "/start.sh",
-                "ray start --head",
-                "catatonit -- /app/x",
-                "python3 -m my.router_engine",
-                "bash -c --",
-                "exec",
-            )
-        ),
-        {"command": ["bash", "-c", "set -e; pip install x; exec /app/llm"]},
-        {"command": ["bash", "-c", 'sleep 1; eval "$RUN"']},
-        {"command": ["bash", "-c", "curl x | sh"]},
+        *({"command": words.split()} for words in ("/start.sh", "ray start --head", "bash -c --", "exec")),
     ],
 )
 def test_a_program_that_cannot_be_looked_into_is_assumed_to_serve(fields: dict[str, Any]) -> None:
@@ -395,29 +379,6 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
         monkeypatch.setattr(module, "dialects", lambda: (told,))
         monkeypatch.setattr(module, "default", lambda: told)
     return seen
-
-
-@pytest.mark.attack("status updates of such a pod", "the command is not read again")
-def test_a_command_is_read_once_a_container_and_not_again_until_it_changes(readings: list[tuple[str, ...]]) -> None:
-    lines = CommandLines()
-    first = pod(containers=[container(), {"name": "web", "image": "nginx", "command": ["nginx"]}])
-    read_pod(first, ALL, lines)
-    assert readings == [("vllm", "serve", "org/model", "--max-num-seqs", "64")]
-    again = pod(containers=copy.deepcopy(first["spec"]["containers"]), restarts=5, ready=False, phase="Failed")
-    assert read_pod(again, ALL, lines) == read_pod(again, ALL)
-    assert len(readings) == 2  # the one without memory
-    changed = pod(containers=[container(command=["vllm", "serve", "other"])])
-    found = read_pod(changed, ALL, lines)
-    assert found is not None
-    assert found.engines[0].target is not None
-    assert found.engines[0].target.args == ("vllm", "serve", "--model=other")
-    with_variable = pod(
-        containers=[container(command=["vllm", "serve", "other"], env=[{"name": "VLLM_X", "value": "1"}])]
-    )
-    found = read_pod(with_variable, ALL, lines)
-    assert found is not None
-    assert found.engines[0].target is not None
-    assert found.engines[0].target.env == {"VLLM_X": "1"}
 
 
 def test_what_is_remembered_of_commands_is_bounded_and_forgotten(readings: list[tuple[str, ...]]) -> None:

@@ -57,19 +57,12 @@ def test_a_full_state_emits_every_metric_of_the_table() -> None:
     assert [name for full, name in wanted.items() if full not in emitted] == []
 
 
-def test_a_finding_that_a_rule_or_dashboard_reads_has_a_series() -> None:
+def test_every_published_finding_has_a_series() -> None:
+    """Those that a rule or a dashboard reads (``test_rule_numbers.py``)."""
     every = dict.fromkeys(findings.PUBLISHED, False)
     engine = replace(full_engine(), diagnosis=replace(full_engine().diagnosis, published=every))
     published = {key[-1] for key in named(State(time=NOW, engines=(engine,)), "finding")}
-    files = [path for folder in ("alerts", "dashboards") for path in (ROOT / folder).iterdir()]
-    text = "".join(path.read_text("utf-8") for path in files if path.suffix in (".yaml", ".json"))
-    read = {
-        name
-        for words in re.findall(r'kvpressure_finding\{[^}]*?finding=~?\\*"([^"\\]+)', text)
-        for name in words.split("|")
-    }
-    assert "slow" in read
-    assert read - published == set()
+    assert every.keys() - published == set()
 
 
 def test_a_harm_that_a_rule_reads_has_a_series_while_it_lasts() -> None:
@@ -196,17 +189,9 @@ def test_the_used_ratio_needs_both_numbers(used: int | None, total: int | None) 
     assert named(State(time=NOW, gpus=(GpuState(reading),)), "gpu_memory_used_ratio") == {}
 
 
-def test_a_lost_gpu_is_down_and_counted_as_expected_but_not_seen() -> None:
-    lost = GpuState(GpuReading("GPU-2", 1, "nvidia", error="lost"))
-    state = State(time=NOW, gpus=(full_gpu(), lost), expected_gpus={"nvidia": 2, "amd": 0})
-    assert named(state, "gpu_up") == {("GPU-1", "0", "nvidia"): 1, ("GPU-2", "1", "nvidia"): 0}
-    assert named(state, "gpus_expected") == {("nvidia",): 2, ("amd",): 0}
+def test_of_a_vendor_whose_gpus_are_all_gone_none_is_seen() -> None:
+    state = State(time=NOW, gpus=(full_gpu(),), expected_gpus={"nvidia": 2, "amd": 3})
     assert named(state, "gpus_seen") == {("nvidia",): 1, ("amd",): 0}
-
-
-def test_mig_instances_count_as_the_one_gpu_they_are_part_of() -> None:
-    instances = tuple(GpuState(GpuReading(f"MIG-{i}", 0, "nvidia", parent_uuid="GPU-1")) for i in range(7))
-    assert named(State(time=NOW, gpus=(full_gpu(), *instances)), "gpus_seen") == {("nvidia",): 1}
 
 
 def test_fragmentation_is_reserved_minus_allocated_in_every_scope() -> None:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from html import escape
-from pathlib import Path
 
 from kvpressure.diagnosis.conditions import NAMES
 from kvpressure.diagnosis.finding import FROZEN_ROWS, Recent, View
@@ -30,7 +29,6 @@ from kvpressure.publish.page.view import OWN_LINE, ViewContext
 from kvpressure.settings.thresholds import Thresholds, builtin
 from tests.publish.states import NOW, full_engine
 
-RECORDINGS = Path(__file__).parents[1] / "fixtures/recordings"
 T = builtin()
 SIGNALS = Signals(  # make every condition true
     time=NOW,

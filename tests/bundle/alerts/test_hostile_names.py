@@ -24,7 +24,6 @@ from tests.helpers.web import serving_pages
 SIGNS = "<>|@`[]"
 HOSTILE = "Q<!channel>Q<http://evil|fix>Q@here Q`id`Q[x](http://evil) @Q <@Q> org/model@rev Q@@here"
 HARMLESS = "Q_!channel_Q_http://evil_fix_Q_here Q_id_Q_x_(http://evil) _Q __Q_ org/model@rev Q@_here"
-ROOT = Path(__file__).parents[3]
 ACTION = re.compile(r"\{\{(.*?)\}\}", re.S)
 PRINTED_NAME = re.compile(r"^-? (\.|\$\w+|\$labels\.\w+|\.Labels\.\w+|.*\blabel \"\w+\")( \| printf .*)? -?$")
 ASSIGNED = re.compile(r"^-? (with |if |else |range |\$\w+ :?= )")

@@ -16,11 +16,11 @@ import promql_parser as pp
 import pytest
 import yaml
 
-from kvpressure.bundle.dashboards import render_dashboards
+from kvpressure.bundle.dashboards import optional_queries, render_dashboards
 from kvpressure.bundle.dashboards.builder import OF_ENGINES, OF_FLEET, BundleValues, DashboardContext
 from kvpressure.bundle.rules import Options, load_groups, rule_file
 from kvpressure.diagnosis.finding import Recent, View
-from kvpressure.diagnosis.findings import Gathered, Values
+from kvpressure.diagnosis.findings import PUBLISHED, Gathered, Values
 from kvpressure.model.pools import EnginePool
 from kvpressure.model.readings import EngineKey
 from kvpressure.model.state import EngineState, State
@@ -39,7 +39,8 @@ SYNTHETIC = {
 }  # Prometheus' own, every Python exporter's
 BUCKETS = {f"{metric.full_name}_bucket" for metric in METRICS if metric.kind == "histogram"}
 MOST_PANELS = 70
-DASHBOARDS = render_dashboards(DashboardContext(builtin(), BundleValues()))
+SITE = DashboardContext(builtin(), BundleValues())
+DASHBOARDS = render_dashboards(SITE)
 
 every_dashboard = pytest.mark.parametrize("uid", sorted(DASHBOARDS))
 
@@ -294,7 +295,8 @@ def answers(series: Iterable[Mapping[str, str]], queries: Iterable[str], folder:
 def _of_two_tenants(folder: Path) -> dict[str, list[Sample]]:
     """Two namespaces with a pod of the same name, each with eight ranks; every query of every dashboard."""
     ranks = [engine_of(namespace, "chat-0", rank) for namespace in ("team-a", "team-b") for rank in range(8)]
-    owned = [replace(one, gpus=(f"GPU-{one.key.namespace}",)) for one in ranks]
+    said = replace(ranks[0].diagnosis, published=dict.fromkeys(PUBLISHED, True))
+    owned = [replace(one, gpus=(f"GPU-{one.key.namespace}",), diagnosis=said) for one in ranks]
     state = full_state()
     gpus = [full_gpu(index, f"GPU-team-{tenant}") for index, tenant in enumerate("ab")]
     alerts = [{**pages, "alertname": "Slow", "namespace": "team-a", "pod": "chat-0", "model_name": "m", "engine": "3"}]
@@ -323,6 +325,18 @@ def test_every_series_is_unique_in_the_legend_of_its_panel(uid: str, tmp_path_fa
             assert [legend for legend, times in Counter(legends).items() if times > 1] == [], one["title"]
             assert "" not in legends, one["title"]
     assert drawn > 20
+
+
+@pytest.mark.live
+def test_every_query_returns_data_or_says_why_it_may_not(tmp_path_factory: pytest.TempPathFactory) -> None:
+    found = _of_two_tenants(tmp_path_factory.getbasetemp())
+    queries = {
+        (uid, one["title"], target["refId"]): found[target["expr"]]
+        for uid in DASHBOARDS
+        for one in panels(uid)
+        for target in one["targets"]
+    }
+    assert {where for where, answer in queries.items() if not answer} - optional_queries(SITE).keys() == set()
 
 
 @pytest.mark.live

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kvpressure.model import readings as r
 from kvpressure.model.readings import Histogram
+from kvpressure.signals.batch import quantile
 from kvpressure.signals.window import (
     FINE_SECONDS,
     LONG_SECONDS,
@@ -18,7 +19,6 @@ from kvpressure.signals.window import (
     EngineWindow,
     History,
     histogram_increase,
-    quantile,
     slope,
 )
 from tests.signals.build import every, histogram, window
@@ -172,7 +172,7 @@ def test_what_the_page_does_not_tell_is_not_counted_as_none():
     lacking = window([(0.0, {r.RUNNING: 4, r.SWAPPED: 2}), (1.0, {r.RUNNING: 4}), (2.0, {r.WAITING: 1})])
     assert [sample.waiting for sample in lacking.history] == [None, None, 1]
     assert [sample.in_flight for sample in lacking.history] == [None, None, None]
-    assert [sample.arrived for sample in lacking.history] == [None, None, None]
+    assert [sample.requests for sample in lacking.history] == [None, None, None]
 
 
 def test_the_samples_of_a_busy_engine_take_little_memory():

@@ -8,6 +8,7 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
+from math import ceil
 from operator import attrgetter
 from typing import Any, Final
 
@@ -26,7 +27,6 @@ from kvpressure.signals.window import (
     TWICE,
     EngineWindow,
     Sample,
-    quantile,
 )
 
 BURST_SECONDS: Final = 10.0  # of arrival_burst_ratio, as it is published
@@ -136,7 +136,7 @@ def load_signals(
     sequence_limit = limits.get("observed", configured.value)
     in_flight = window.last.in_flight if window.last else None
     smallest = min(limits.values(), default=None)
-    held = [] if cache.kv_recorded is False else window.held(FIVE_MINUTES)
+    held = [] if cache.kv_recorded is False else window.values(".held", FIVE_MINUTES, _held)
     return LoadSignals(
         running=running,
         waiting=waiting,
@@ -155,9 +155,20 @@ def load_signals(
         kv_share_held=later(held_per_request, held, _by_length(window, cache, block_size)),
         kv_share_at_peak=later(held_at_peak, held, t),
         running_most=max(window.gauge_values(r.RUNNING, HALF_MINUTE), default=None),
-        arrival_burst_ratio=later(burst_ratio, window.arrivals(FIVE_MINUTES), t),
+        arrival_burst_ratio=later(burst_ratio, window.values(".arrived", FIVE_MINUTES, _arrived), t),
         **stated,
     )
+
+
+def _held(sample: Sample) -> tuple[float, float] | None:
+    """KV usage and requests running."""
+    used = sample.gauges.get(r.KV_USAGE)
+    return None if used is None else (used, sample.gauges.get(r.RUNNING) or 0.0)
+
+
+def _arrived(sample: Sample) -> tuple[float, float] | None:
+    """When, and how many requests had arrived by then, up to a constant. vLLM does not count aborted ones."""
+    return None if sample.requests is None else (sample.t, sum(sample.requests))
 
 
 def _fits_as_seen(window: EngineWindow, t: Thresholds) -> float:
@@ -231,6 +242,11 @@ class FastestStep:
         points = [(size / fast, size) for _, fast, size in (*self._points, *self._present)]
         nearly = self._thresholds["at_limit_ratio"] * max(points, default=(0.0, 0.0))[0]
         return min([size for speed, size in points if speed >= nearly], default=None)
+
+
+def quantile(ordered: Sequence[float], q: float) -> float:
+    """Nearest-rank quantile of an ordered, non-empty sequence."""
+    return ordered[min(len(ordered) - 1, max(0, ceil(q * len(ordered)) - 1))]
 
 
 def batch_signals(

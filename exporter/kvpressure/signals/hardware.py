@@ -400,9 +400,8 @@ class ContainerWindow:
 def host_signals(window: EngineWindow, container: ContainerWindow | None, now: float, t: Thresholds) -> HostSignals:
     """CPU, memory and restarts of the engine's container; ``now`` in Unix seconds."""
     api_cpu = None
-    if (ends := window.ends(MINUTE, lambda sample: sample.page.get(r.PROCESS_CPU_SECONDS))) is not None:
-        (begin, before), (end, after) = ends
-        api_cpu = max(0.0, after - before) / (end - begin)
+    if (rise := window.rise(MINUTE, lambda sample: sample.page.get(r.PROCESS_CPU_SECONDS))) is not None:
+        api_cpu = max(0.0, rise[0]) / rise[1]
     if container is None or container.last is None:
         return HostSignals(api_cpu_cores=api_cpu)
     ended = container.last.last_termination

@@ -429,8 +429,8 @@ def _same_levels(before: Sample, after: Sample) -> bool:
 
 def http_moved(window: EngineWindow, seconds: float) -> bool | None:
     """Whether the API server answered a request in the window; ``None`` if it does not count answers."""
-    ends = window.ends(seconds, _http)
-    return None if ends is None else ends[1][1] > ends[0][1]
+    rise = window.rise(seconds, _http)
+    return None if rise is None else rise[0] > 0
 
 
 def _http(sample: Sample) -> float | None:
@@ -506,8 +506,8 @@ def _rose(window: EngineWindow, name: str, seconds: float) -> bool | None:
 
 
 def _finished_flow(window: EngineWindow, seconds: float) -> bool | None:
-    ends = window.ends(seconds, lambda sample: sample.finished)
-    return None if ends is None else ends[1][1] > ends[0][1]
+    rise = window.rise(seconds, lambda sample: sample.finished)
+    return None if rise is None else rise[0] > 0
 
 
 def admitted_last(samples: Sequence[Sample]) -> bool:

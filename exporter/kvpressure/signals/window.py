@@ -13,23 +13,13 @@ from dataclasses import field
 from functools import lru_cache
 from itertools import accumulate, chain
 from math import ceil, inf
-from operator import attrgetter, mul, sub
+from operator import add, attrgetter, lt, mul, sub
 from struct import Struct, error
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from kvpressure.model import readings
+from kvpressure.model import readings as r
 from kvpressure.model.frozen import frozen
-from kvpressure.model.readings import (
-    FINISHED_PREFIX,
-    HTTP_PREFIX,
-    KV_USAGE,
-    PROCESS_CPU_SECONDS,
-    PROCESS_OPEN_FDS,
-    RUNNING,
-    SWAPPED,
-    WAITING,
-    Histogram,
-)
+from kvpressure.model.readings import Histogram
 
 MINUTE: Final = 60.0  # windows of the metrics, as they are published
 HALF_MINUTE: Final = 30.0
@@ -128,12 +118,6 @@ class Sample:
     """Requests running or waiting; ``None`` if one of them is not published."""
     requests: tuple[float, float, float] | None = field(init=False)
     """Requests running, waiting and finished; ``None`` if one of them is not published."""
-    arrived: tuple[float, float] | None = field(init=False)
-    """When, and requests that have arrived, up to a constant: the sum of ``requests``. vLLM does not count aborted
-    ones.
-    """
-    held: tuple[float, float] | None = field(init=False)
-    """KV usage and requests running; ``None`` if the former is not published."""
     bounds: Mapping[str, Bounds] = field(default_factory=dict, init=False)
     """Of histograms that are packed."""
 
@@ -149,18 +133,15 @@ class Sample:
 
     def __post_init__(self) -> None:
         """Compute once what every tick reads from every sample."""
-        running, waiting = self.gauges.get(RUNNING), self.gauges.get(WAITING)
-        waiting = None if waiting is None else waiting + self.gauges.get(SWAPPED, 0.0)
+        running, waiting = self.gauges.get(r.RUNNING), self.gauges.get(r.WAITING)
+        waiting = None if waiting is None else waiting + self.gauges.get(r.SWAPPED, 0.0)
         present = requests = None
         if running is not None and waiting is not None:
             present = running + waiting
             requests = None if self.finished is None else (running, waiting, self.finished)
-        used = self.gauges.get(KV_USAGE)
-        object.__setattr__(self, "held", None if used is None else (used, running or 0.0))
         object.__setattr__(self, "waiting", waiting)
         object.__setattr__(self, "in_flight", present)
         object.__setattr__(self, "requests", requests)
-        object.__setattr__(self, "arrived", None if requests is None else (self.t, sum(requests)))
 
 
 @frozen
@@ -232,52 +213,46 @@ class HistogramIncrease(Histogram):
         return least
 
 
-class _Correction:
-    """Turns values that may fall back to 0 into values that never fall."""
+class _Correction(Generic[_T]):
+    """Turns values that may fall back to 0 into values that never fall. An unchanged one comes out as the same object.
+    ``fell``: whether a value shows a reset after another; ``plus``: a value and what was counted before.
+    """
 
-    __slots__ = ("_last", "_offset")
+    __slots__ = ("_corrected", "_fell", "_last", "_offset", "_plus")
 
-    def __init__(self) -> None:
-        self._last: dict[str, float] = {}
-        self._offset: dict[str, float] = {}
+    def __init__(self, fell: Callable[[_T, _T], bool], plus: Callable[[_T, _T], _T]) -> None:
+        self._fell, self._plus = fell, plus
+        self._last: dict[str, _T] = {}
+        self._offset: dict[str, _T] = {}
+        self._corrected: dict[str, _T] = {}  # the last ones, of those with an offset
 
-    def apply(self, values: Mapping[str, float]) -> Mapping[str, float]:
+    def apply(self, values: Mapping[str, _T]) -> Mapping[str, _T]:
         last, offset = self._last, self._offset
         for name, value in values.items():
             before = last.get(name)
-            if before is not None and value < before:
-                offset[name] = offset.get(name, 0.0) + before
-        last.update(values)
+            if before is value:
+                continue
+            last[name] = value
+            if before is not None and self._fell(value, before):
+                offset[name] = self._plus(before, offset[name]) if name in offset else before
+            if name in offset:
+                self._corrected[name] = self._plus(value, offset[name])
         if len(last) > MAX_NAMES + len(values):
-            self._last = dict(values)
-            self._offset = offset = {name: kept for name, kept in offset.items() if name in values}
-        if not offset:
-            return values
-        return {name: value + offset.get(name, 0.0) for name, value in values.items()}
+            for kept in (last, offset, self._corrected):
+                for name in kept.keys() - values.keys():
+                    del kept[name]
+        return {**values, **{name: self._corrected[name] for name in offset if name in values}} if offset else values
 
 
-class _HistogramCorrection:
-    """The same for whole histograms: a count that falls means that all of it was reset.
+def _began_anew(value: Histogram, before: Histogram) -> bool:
+    """Whether all of a histogram was reset."""
+    if value.count is None or before.count is None:
+        return False
+    return value.count < before.count or value.bounds != before.bounds
 
-    An unchanged one comes out as the same object.
-    """
 
-    __slots__ = ("_kept", "_last", "_offset")
-
-    def __init__(self) -> None:
-        self._last: dict[str, Histogram] = {}
-        self._offset: dict[str, Histogram] = {}
-        self._kept: dict[str, Histogram] = {}
-
-    def apply(self, values: Mapping[str, Histogram]) -> Mapping[str, Histogram]:
-        kept = {}
-        for name, value in values.items():
-            before, known = self._last.get(name), self._offset.get(name)
-            if before is not None and _began_anew(before, value):
-                known = self._offset[name] = _add(before, known) if value.bounds == before.bounds else Histogram()
-            kept[name] = self._kept[name] if value is before else _add(value, known)
-        self._last, self._kept = dict(values), kept
-        return kept
+def _add(value: Histogram, offset: Histogram) -> Histogram:
+    return value.plus(offset) if offset.count is not None and offset.bounds == value.bounds else value
 
 
 class _Packing:
@@ -307,17 +282,6 @@ class _Packing:
             ("page", _packed(sample.page)),
         ):
             object.__setattr__(sample, name, packed)
-
-
-def _began_anew(before: Histogram, value: Histogram) -> bool:
-    if value.count is None or before.count is None:
-        return False
-    return value.count < before.count or value.bounds != before.bounds
-
-
-def _add(value: Histogram, offset: Histogram | None) -> Histogram:
-    usable = offset is not None and offset.count is not None and offset.bounds == value.bounds
-    return value.plus(offset) if offset is not None and usable else value
 
 
 class Items(Generic[_T]):
@@ -354,10 +318,6 @@ class History(Generic[_T]):
     __slots__ = ("_fine", "_long", "_mid")
 
     def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget everything."""
         self._fine: Items[_T] = Items()
         self._mid: Items[_T] = Items()
         self._long: Items[_T] = Items()
@@ -425,42 +385,27 @@ def _fall(before: Sample, after: Sample) -> Fall | None:
 class EngineWindow:
     """History of one engine's samples."""
 
-    __slots__ = (
-        "_before",
-        "_columns",
-        "_counters",
-        "_falls",
-        "_histograms",
-        "_increases",
-        "_observed",
-        "_packing",
-        "_page",
-        "_pairs",
-        "_since",
-        "first_t",
-        "history",
-        "last",
-        "samples_seen",
-    )
-
     def __init__(self) -> None:
-        self.history: History[Sample] = History()
-        self.last: Sample | None = None
-        self.first_t: float | None = None
+        self._begin()
         self.samples_seen = 0
-        self._counters = _Correction()
-        self._histograms = _HistogramCorrection()
+        self._counters = _Correction[float](lt, add)
+        self._histograms = _Correction(_began_anew, _add)
         self._packing = _Packing()
         self._before: Sample | None = None  # the last one
-        self._page = _Correction()
-        self._columns: dict[str, _Column[Any]] = {}
-        self._falls: Items[Fall] = Items()
+        self._page = _Correction[float](lt, add)
         # Many signals ask for the same windows; answers hold until the next sample.
         self._since: dict[float, list[Sample]] = {}
         self._pairs: dict[float, tuple[Sample, Sample] | None] = {}
         self._observed: dict[tuple[str, float], tuple[HistogramIncrease, float] | None] = {}
         # They hold as long as both ends are the same: a histogram that has not changed is the same object.
         self._increases: dict[tuple[str, float], tuple[object, HistogramIncrease]] = {}
+
+    def _begin(self) -> None:
+        self.history: History[Sample] = History()
+        self._columns: dict[str, _Column[Any]] = {}
+        self._falls: Items[Fall] = Items()
+        self.last: Sample | None = None
+        self.first_t: float | None = None
 
     def observe(
         self,
@@ -474,19 +419,18 @@ class EngineWindow:
         if self.last is not None and t <= self.last.t:
             if t > self.last.t - STEP_BACK_SECONDS:
                 return False
-            self.history.clear()
-            self._columns.clear()
-            self._falls = Items()
-            self.last = self.first_t = None
+            self._begin()
         rising = {
-            name: value for name, value in page.items() if name == PROCESS_CPU_SECONDS or name.startswith(HTTP_PREFIX)
+            name: value
+            for name, value in page.items()
+            if name == r.PROCESS_CPU_SECONDS or name.startswith(r.HTTP_PREFIX)
         }
         of_page = dict(self._page.apply(rising))
-        if PROCESS_OPEN_FDS in page:
-            of_page[PROCESS_OPEN_FDS] = page[PROCESS_OPEN_FDS]
+        if r.PROCESS_OPEN_FDS in page:
+            of_page[r.PROCESS_OPEN_FDS] = page[r.PROCESS_OPEN_FDS]
         corrected = self._counters.apply(counters)
-        done = {name: value for name, value in corrected.items() if name.startswith(FINISHED_PREFIX)}
-        ended = (sum(done.values()), readings.count_answered(done)) if done else (None, None)
+        done = {name: value for name, value in corrected.items() if name.startswith(r.FINISHED_PREFIX)}
+        ended = (sum(done.values()), r.count_answered(done)) if done else (None, None)
         if self._before is not None:
             self._packing.pack(self._before)
         self._before = self.last
@@ -525,15 +469,13 @@ class EngineWindow:
         samples = self.since(seconds)
         return samples if len(samples) != 1 else [*self.since(REACH_SECONDS)[:-1][-1:], *samples]
 
-    def ends(
-        self, seconds: float, value: Callable[[Sample], float | None]
-    ) -> tuple[tuple[float, float], tuple[float, float]] | None:
-        """(time, value) of the oldest and the newest sample of the window that have the value; ``None`` while there
-        are not two.
+    def rise(self, seconds: float, value: Callable[[Sample], float | None]) -> tuple[float, float] | None:
+        """Increase of a value between the oldest and the newest sample of the window that have it, and the seconds
+        between them; ``None`` while there are not two.
         """
         samples = self._reaching(seconds)
         first, last = _first(samples, value), _first(reversed(samples), value)
-        return (first, last) if first and last and first[0] < last[0] else None
+        return (last[1] - first[1], last[0] - first[0]) if first and last and first[0] < last[0] else None
 
     def increase(self, name: str, seconds: float, clock: str | None = None) -> tuple[float, float] | None:
         """Increase of a counter over the window, and the seconds it really spans; ``None`` with fewer than two
@@ -595,32 +537,22 @@ class EngineWindow:
 
     def gauge_values(self, name: str, seconds: float) -> list[float]:
         """The gauge's values over the window, oldest first."""
-        return self._values(name, seconds, lambda sample: sample.gauges.get(name))
+        return self.values(name, seconds, lambda sample: sample.gauges.get(name))
 
     def waiting(self, seconds: float) -> list[float]:
         """Requests waiting in the samples of the window, oldest first."""
-        return self._values(".waiting", seconds, attrgetter("waiting"))
+        return self.values(".waiting", seconds, attrgetter("waiting"))
 
     def in_flight(self, seconds: float) -> list[float]:
         """Requests running or waiting in the samples of the window, oldest first."""
-        return self._values(".in_flight", seconds, attrgetter("in_flight"))
-
-    def held(self, seconds: float) -> list[tuple[float, float]]:
-        """KV usage and requests running in the samples of the window, oldest first."""
-        return self._values(".held", seconds, attrgetter("held"))
-
-    def arrivals(self, seconds: float) -> list[tuple[float, float]]:
-        """Time of each sample of the window, oldest first, and how many requests had arrived by then, up to a
-        constant.
-        """
-        return self._values(".arrived", seconds, attrgetter("arrived"))
+        return self.values(".in_flight", seconds, attrgetter("in_flight"))
 
     def falls_of_minute(self) -> list[Fall]:
         """Where in the last minute requests stopped running without having finished, oldest first."""
         return [] if self.last is None else self._falls.since(self.last.t - MINUTE - JITTER_SECONDS)
 
-    def _values(self, name: str, seconds: float, of: Callable[[Sample], _T | None]) -> list[_T]:
-        """A value of the window's samples, oldest first."""
+    def values(self, name: str, seconds: float, of: Callable[[Sample], _T | None]) -> list[_T]:
+        """What ``of`` finds in the samples of the window, oldest first, kept by ``name``: in each sample once."""
         column = self._columns.get(name)
         if column is None:
             column = self._columns[name] = _Column(of)
@@ -640,11 +572,7 @@ def quantiles_of(found: tuple[HistogramIncrease, float] | None) -> Mapping[str, 
 
 def _first(samples: Iterable[Sample], value: Callable[[Sample], float | None]) -> tuple[float, float] | None:
     """(time, value) of the first sample that has the value."""
-    for sample in samples:
-        found = value(sample)
-        if found is not None:
-            return sample.t, found
-    return None
+    return next(((sample.t, found) for sample in samples if (found := value(sample)) is not None), None)
 
 
 def histogram_increase(begin: Histogram, end: Histogram) -> HistogramIncrease:
@@ -657,11 +585,6 @@ def histogram_increase(begin: Histogram, end: Histogram) -> HistogramIncrease:
     if grown[0] < 0.0 or sorted(grown) != grown:  # it never falls, whatever the page says
         grown = list(accumulate(grown, max, initial=0.0))[1:]
     return HistogramIncrease(end.bounds, tuple(grown), total, count)
-
-
-def quantile(ordered: Sequence[float], q: float) -> float:
-    """Nearest-rank quantile of an ordered, non-empty sequence."""
-    return ordered[min(len(ordered) - 1, max(0, ceil(q * len(ordered)) - 1))]
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float | None:

@@ -275,8 +275,7 @@ def _tick(
         **{phase: {"0.95": seconds} for phase, seconds in known.items()},
     )
     lost = requests.Lost()
-    finished, endings = requests.finished_per_second(window), requests.ended(window, lost)
-    found = requests.request_signals(window, finished, lost, endings, USUALLY_ABANDONED, t)
+    found = requests.request_signals(window, lost, requests.ended(window, lost), USUALLY_ABANDONED, t)
     (verdict, *stage), confidence = next(
         ((kind, value) for (metric, *kind), value in now.items() if metric == "kvpressure_verdict_confidence"),
         ([""], 0.0),

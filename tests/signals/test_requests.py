@@ -23,8 +23,7 @@ TICKS = 61  # five minutes of ticks of five seconds, both ends
 
 def of(built: EngineWindow, usual: float | None = None) -> RequestSignals:
     lost = requests.Lost()
-    finished, endings = requests.finished_per_second(built), requests.ended(built, lost)
-    return requests.request_signals(built, finished, lost, endings, usual, T)
+    return requests.request_signals(built, lost, requests.ended(built, lost), usual, T)
 
 
 def found(*rows: Mapping[str, float]) -> RequestSignals:

@@ -446,7 +446,7 @@ class Pipeline:
         limits: Mapping[str, Limit],
         gpus: tuple[str, ...],
     ) -> EngineState:
-        tracker, page = track.tracker, track.tracker.page
+        tracker, page, t = track.tracker, track.tracker.page, self._thresholds
         diagnosis = track.diagnoser.diagnose(
             signals,
             Recent(*tracker.queue()),
@@ -471,8 +471,8 @@ class Pipeline:
             counters=track.counters if up else {},
             signals=signals if up else signals.without_metrics(),
             diagnosis=diagnosis,
-            limits=track.advised.observe(limits, signals, diagnosis, self._thresholds),
-            objectives=objectives(tracker.reading, track.counters, self._thresholds) if up and tracker.reading else (),
+            limits=track.advised.observe(limits, signals, diagnosis, t),
+            objectives=tuple(objectives(tracker.reading, track.counters, t)) if up and tracker.reading else (),
             explain=self._explain,
         )
 

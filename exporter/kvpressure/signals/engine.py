@@ -171,7 +171,6 @@ class EngineTracker:
         load = self._load(around, cache)
         held = kv.held(around.gpus.readings, around.gpus.own_bytes if around.gpus.others else None)
         self._follow_device(around, held, load)
-        finished = requests.finished_per_second(window)
         lost, baseline = self._lost(), self._baseline
         ended = requests.ended(window, lost)
         flow = self._throughput(load)
@@ -215,7 +214,7 @@ class EngineTracker:
                 around.limits.args.engine_gpus or 1,
                 (*pace, baseline.value(requests.TRANSFER)),
             ),
-            requests=requests.request_signals(window, finished, lost, ended, baseline.value(requests.ABANDONED), t),
+            requests=requests.request_signals(window, lost, ended, baseline.value(requests.ABANDONED), t),
             progress=progress.progress_signals(window, self._progress, self._beside_samples(around), t),
             memory=kv.memory_signals(
                 cache.kv,

@@ -6,14 +6,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
+from itertools import combinations, pairwise
 from types import MappingProxyType
 from typing import Final
 
-from kvpressure.model import readings
 from kvpressure.model import readings as r
 from kvpressure.model.frozen import frozen
-from kvpressure.model.readings import EngineReading, Histogram
+from kvpressure.model.readings import EngineReading
 from kvpressure.model.signals import ContextSignals, LatencySignals, RequestSignals, Signals, Slow, later
 from kvpressure.model.state import Objective
 from kvpressure.settings.thresholds import Thresholds
@@ -56,8 +55,6 @@ class LongestContext:
     highest bucket that grew, or their mean if that is larger.
     """
 
-    __slots__ = ("_before", "_recent", "_window_seconds")
-
     def __init__(self, window_seconds: float) -> None:
         self._window_seconds = window_seconds
         self._recent: deque[tuple[float, float]] = deque()
@@ -70,13 +67,9 @@ class LongestContext:
             self._recent.popleft()
         if before is None or sample.t <= before.t:
             return
-        lengths = [
-            value
-            for value in (_finished_context(before, sample), _prefilled_prompt(before, sample))
-            if value is not None
-        ]
-        if lengths:
-            longest = max(lengths)
+        lengths = _finished_context(before, sample), _prefilled_prompt(before, sample)
+        longest = max((length for length in lengths if length is not None), default=None)
+        if longest is not None:
             while self._recent and self._recent[-1][1] <= longest:
                 self._recent.pop()
             self._recent.append((sample.t, longest))
@@ -109,11 +102,8 @@ def _longest(increase: HistogramIncrease | None) -> float | None:
         return None
     if increase.count == 1:
         return increase.sum
-    lower = 0.0
-    for index, amount in enumerate(increase.increments):
-        if amount > 0 and index > 0:
-            lower = increase.bounds[index - 1]
-    return max(lower, increase.sum / increase.count)
+    highest = max((index for index, amount in enumerate(increase.increments) if amount > 0), default=0)
+    return max(increase.bounds[highest - 1] if highest else 0.0, increase.sum / increase.count)
 
 
 def _prefilled_prompt(before: Sample, after: Sample) -> float | None:
@@ -138,10 +128,7 @@ def shape(window: EngineWindow, t: Thresholds) -> Shape:
     if prompt is None:
         prompt, output = _from_counters(window, output, t)
     service = window.observed(r.INFERENCE, FIVE_MINUTES)
-    reach = None
-    if service is not None and service[0].sum is not None:
-        reach = service[0].sum / service[1]
-    return Shape(prompt, output, reach)
+    return Shape(prompt, output, None if service is None or service[0].sum is None else service[0].sum / service[1])
 
 
 def _from_counters(window: EngineWindow, output: float | None, t: Thresholds) -> tuple[float | None, float | None]:
@@ -159,8 +146,8 @@ def _from_counters(window: EngineWindow, output: float | None, t: Thresholds) ->
     )
 
 
-def _mean(window: EngineWindow, name: str) -> float | None:
-    found = window.observed(name, FIVE_MINUTES)
+def _mean(window: EngineWindow, name: str, seconds: float = FIVE_MINUTES) -> float | None:
+    found = window.observed(name, seconds)
     return found[0].mean() if found else None
 
 
@@ -198,22 +185,16 @@ def bimodal_prompts(increase: HistogramIncrease, t: Thresholds) -> bool | None:
     if total < t["hump_min_requests"] or not increase.bounds:
         return None
     shares = [amount / total for amount in increase.increments]
-    peaks = [
-        i
-        for i, share in enumerate(shares)
-        if share > 0
-        and share >= (shares[i - 1] if i else 0.0)
-        and share >= (shares[i + 1] if i + 1 < len(shares) else 0.0)
-    ]
-    for left in peaks:
-        for right in peaks:
-            if right <= left + 1 or increase.bounds[right] < t["hump_min_distance_ratio"] * increase.bounds[left]:
-                continue
-            valley = min(range(left + 1, right), key=lambda i: shares[i])
-            heights = min(shares[left], shares[right])
-            smaller = min(sum(shares[: valley + 1]), sum(shares[valley + 1 :]))
-            if shares[valley] <= t["most_ratio"] * heights and smaller >= t["hump_min_share_ratio"]:
-                return True
+    beside = [0.0, *shares, 0.0]
+    peaks = [i for i, share in enumerate(shares) if 0 < share == max(beside[i : i + 3])]
+    for left, right in combinations(peaks, 2):
+        if right == left + 1 or increase.bounds[right] < t["hump_min_distance_ratio"] * increase.bounds[left]:
+            continue
+        valley = min(range(left + 1, right), key=lambda i: shares[i])
+        heights = min(shares[left], shares[right])
+        smaller = min(sum(shares[: valley + 1]), sum(shares[valley + 1 :]))
+        if shares[valley] <= t["most_ratio"] * heights and smaller >= t["hump_min_share_ratio"]:
+            return True
     return False
 
 
@@ -243,15 +224,15 @@ class Lost:
 
 def request_signals(
     window: EngineWindow,
-    finished: float | None,
     lost: Lost,
     endings: Ended | None,
     usual: float | None,
     t: Thresholds,
 ) -> RequestSignals:
-    """Rates and the wait over five minutes, or since the first sample where that is less. ``finished``: of
-    ``finished_per_second``, ``endings``: of ``ended``; ``usual``: share of requests that clients abandon.
+    """Rates and the wait over five minutes, or since the first sample where that is less. ``endings``: of ``ended``;
+    ``usual``: share of requests that clients abandon.
     """
+    finished = None if endings is None or endings.answered is None else endings.answered / endings.seconds
     failed, more = _failed_ratio(endings, t), _abandoned_more(endings, usual, t)
     return RequestSignals(
         requests_finished_per_second=finished,
@@ -264,15 +245,6 @@ def request_signals(
         wait_estimated_seconds=None if finished is None else _estimated_wait(window, finished, t),
         waited_before=_waited_before(window),
     )
-
-
-def finished_per_second(window: EngineWindow) -> float | None:
-    """Requests per second that finished, aborts and errors left out; ``None`` where they are not counted."""
-    pair = window.pair(FIVE_MINUTES)
-    if pair is None or pair[1].answered is None:
-        return None
-    first, last = pair
-    return max(0.0, (last.answered or 0.0) - (first.answered or 0.0)) / (last.t - first.t)
 
 
 def _given_up_ratio(window: EngineWindow, lost: Lost, t: Thresholds) -> float | None:
@@ -293,23 +265,24 @@ def _refused_ratio(window: EngineWindow, lost: Lost, t: Thresholds) -> float | N
 
 @frozen
 class Ended:
-    """How requests ended over five minutes, as numbers of requests. ``failed``: without the server's answer;
-    ``abandoned``: their clients did not wait for it, as far as the server counts that.
+    """How requests ended over five minutes, as numbers of requests. ``answered``: aborts and errors left out, ``None``
+    where they are not counted; ``failed``: without the server's answer; ``abandoned``: their clients did not wait for
+    it, as far as the server counts that.
     """
 
     seconds: float
-    answered: float
+    answered: float | None
     failed: float
     abandoned: float
     queued: bool
 
     def share(self, number: float) -> float:
         """Share (0-1) of all that ended."""
-        total = self.answered + self.failed + self.abandoned
+        total = (self.answered or 0.0) + self.failed + self.abandoned
         return number / total if total > 0 else 0.0
 
 
-_LOSSES: Final = (*readings.FAILURES, readings.ABORTED)  # how the names of what is counted there begin
+_LOSSES: Final = (*r.FAILURES, r.ABORTED)  # how the names of what is counted there begin
 
 
 def ended(window: EngineWindow, lost: Lost) -> Ended | None:
@@ -324,11 +297,11 @@ def ended(window: EngineWindow, lost: Lost) -> Ended | None:
         for name, count in counts.items()
         if name.startswith(_LOSSES)
     }
-    aborted = 0.0 if lost.own_aborts else rises.get(readings.ABORTED, 0.0)
+    aborted = 0.0 if lost.own_aborts else rises.get(r.ABORTED, 0.0)
     return Ended(
         last.t - first.t,
-        max(0.0, (last.answered or 0.0) - (first.answered or 0.0)),
-        readings.count_failed(rises) + lost.aborted(first, last),
+        None if last.answered is None else max(0.0, last.answered - (first.answered or 0.0)),
+        r.count_failed(rises) + lost.aborted(first, last),
         aborted + (lost.given_up(first, last) or (0.0,))[0],
         any(sample.waiting for sample in reversed(window.since(FIVE_MINUTES))),
     )
@@ -336,7 +309,7 @@ def ended(window: EngineWindow, lost: Lost) -> Ended | None:
 
 def abandoned_ratio(found: Ended | None, t: Thresholds) -> float | None:
     """Share of the requests that clients abandoned; ``None`` with too few that ended."""
-    if found is None or found.answered + found.abandoned < t["latency_min_requests"]:
+    if found is None or (found.answered or 0.0) + found.abandoned < t["latency_min_requests"]:
         return None
     return found.share(found.abandoned)
 
@@ -420,12 +393,8 @@ class WholeAnswers:
 
 
 def _whole_answers(window: EngineWindow) -> WholeAnswers | None:
-    means = [found[0].mean() if (found := window.observed(name, MINUTE)) else None for name in _ANSWER]
-    seconds, first, tokens = means
+    seconds, first, tokens = (_mean(window, name, MINUTE) for name in (r.E2E, r.TTFT, r.REQUEST_OUTPUT))
     return None if seconds is None or first is None or not tokens else WholeAnswers(seconds, first, tokens)
-
-
-_ANSWER: Final = (r.E2E, r.TTFT, r.REQUEST_OUTPUT)
 
 
 class Baseline:
@@ -435,8 +404,6 @@ class Baseline:
     Only calm moments enter (no lasting queue, cache not near full), so that an incident does not move it. Unknown
     until there are ``baseline_min_values``.
     """
-
-    __slots__ = ("_last_t", "_thresholds", "_usual", "_values")
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
@@ -522,10 +489,7 @@ def latency_signals(
     if share is None:
         share = before_engine(window, t)
     return LatencySignals(
-        ttft=by_phase.get("ttft", {}),
-        inter_token=by_phase.get("inter_token", {}),
-        e2e=by_phase.get("e2e", {}),
-        queue=by_phase.get("queue", {}),
+        **by_phase,
         usual=usual,
         baseline_ratios={phase: enough[phase] / seconds for phase, seconds in usual.items()},
         outside_engine_seconds=outside,
@@ -611,29 +575,18 @@ def before_engine(window: EngineWindow, t: Thresholds) -> float | None:
     return share if several and share >= t["outside_engine_share_ratio"] else None
 
 
-_LATENCIES = {"ttft": r.TTFT, "inter_token": r.INTER_TOKEN, "e2e": r.E2E}
-
-
-def objectives(reading: EngineReading, counters: Mapping[str, float], thresholds: Thresholds) -> tuple[Objective, ...]:
-    """Every objective whose target is above 0 and that the engine's metrics can measure."""
-    return tuple(_each(reading, counters, thresholds))
-
-
-def _each(reading: EngineReading, counters: Mapping[str, float], t: Thresholds) -> Iterator[Objective]:
-    for name, histogram in _LATENCIES.items():
-        target = t[f"objective_{name}_ratio"]
+def objectives(reading: EngineReading, counters: Mapping[str, float], t: Thresholds) -> Iterator[Objective]:
+    """Every objective whose target is above 0 and that the engine's metrics can measure: no latency where each bucket
+    of its histogram ends above the objective.
+    """
+    for name, histogram in PHASES[:-1]:
+        target, most = t[f"objective_{name}_ratio"], t[f"objective_{name}_seconds"]
         found = reading.histograms.get(histogram)
         if target > 0 and found is not None:
-            yield from _latency(name, found, t[f"objective_{name}_seconds"], target)
+            met = [pair for pair in zip(found.bounds, found.counts, strict=False) if pair[0] <= most]
+            for bound, good in met[-1:]:
+                yield Objective(name, good, found.counts[-1], bound, target)
     target = t["objective_availability_ratio"]
     if target > 0:
-        good = readings.count_answered(counters)
-        yield Objective("availability", good, good + readings.count_failed(counters), None, target)
-
-
-def _latency(name: str, histogram: Histogram, objective: float, target: float) -> Iterator[Objective]:
-    """Nothing where no bucket bound is at or below the objective."""
-    known = [pair for pair in zip(histogram.bounds, histogram.counts, strict=False) if pair[0] <= objective]
-    if known and histogram.counts:
-        bound, good = known[-1]
-        yield Objective(name, good, histogram.counts[-1], bound, target)
+        good = r.count_answered(counters)
+        yield Objective("availability", good, good + r.count_failed(counters), None, target)

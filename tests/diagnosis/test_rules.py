@@ -16,9 +16,10 @@ from kvpressure.bundle.verdicts_page import render_verdicts
 from kvpressure.diagnosis import conditions, logic, rules, shown
 from kvpressure.diagnosis import facts as read
 from kvpressure.diagnosis.diagnose import decide
-from kvpressure.diagnosis.finding import FROZEN_ROWS
+from kvpressure.diagnosis.finding import FROZEN_ROWS, Recent, View
 from kvpressure.diagnosis.findings import EVIDENCE, ROWS
 from kvpressure.diagnosis.logic import Condition, Grade, Row, Verdict
+from kvpressure.model.signals import Signals
 from kvpressure.model.state import STAGES, VERDICTS
 from kvpressure.printable import Asked
 from kvpressure.settings.thresholds import builtin, load
@@ -151,7 +152,10 @@ def test_the_five_forms_of_a_fact(form: str, values: tuple[bool | None, ...]) ->
 def test_a_name_is_that_of_one_finding_and_no_rule_reads_what_reads_the_verdict() -> None:
     rows = (read.FACTS, conditions.CONDITIONS, conditions.ALERTED, conditions.SIGNATURE, shown.SHOWN)
     assert len(ROWS) == sum(map(len, rows))
-    assert not [name for name in EVIDENCE if ROWS[name].after_verdict]
+    view = View(Signals(time=0.0), Recent(()), builtin(), 10)
+    del view.answer, view.stage, view.ahead
+    for name in EVIDENCE:
+        ROWS[name].find(view)  # raises where it reads the verdict
 
 
 def test_every_fact_has_a_sentence_of_its_own_for_each_value() -> None:

@@ -99,7 +99,8 @@ def gravest(*marks: Mark) -> Mark:
 
 
 _ORDER: Final[tuple[Mark, ...]] = ("bad", "look", "fine")
-_Answer = tuple[Mark, tuple[str, ...]]
+Told = tuple[Mark, tuple[str, ...]]
+"""How serious a step is, and sentences."""
 
 
 def _gpus_text(gpus: Sequence[GpuReading]) -> str:
@@ -110,7 +111,7 @@ def _gpus_text(gpus: Sequence[GpuReading]) -> str:
     return ", ".join(f"GPU {', '.join(indices)} ({name})" for name, indices in by_name.items())
 
 
-def _pods(case: _TriagedEngine) -> _Answer:
+def _pods(case: _TriagedEngine) -> Told:
     engine = case.engine
     on = _gpus_text([gpu.reading for gpu in case.state.gpus if gpu.reading.uuid in engine.gpus]) or "GPU: unknown"
     if engine.group:
@@ -133,7 +134,7 @@ _KILLS: Final = {
 }
 
 
-def _restarts(case: _TriagedEngine) -> _Answer:
+def _restarts(case: _TriagedEngine) -> Told:
     host = case.engine.signals.host
     if case.container is None or case.container.reading.restarts is None:
         why = "the pod's status is not available" if case.has_pod else "only Kubernetes reports restarts"
@@ -155,7 +156,7 @@ def _restarts(case: _TriagedEngine) -> _Answer:
     return mark, tuple(answers)
 
 
-def _signature(case: _TriagedEngine) -> _Answer:
+def _signature(case: _TriagedEngine) -> Told:
     names = ("signature_gpu_memory_high", "signature_gpu_utilization_low", "memory_required_high")
     high, low, required = map(case.holds, names)
     look = (high and low) or required
@@ -168,7 +169,7 @@ def _signature(case: _TriagedEngine) -> _Answer:
     )
 
 
-def _log(case: _TriagedEngine) -> _Answer:
+def _log(case: _TriagedEngine) -> Told:
     s = case.engine.signals
     own = dialect(case.engine.dialect).words
     others = (f"{own.get(name) or words(name)} ({count} ×)" for name, count in s.events.items() if name in _LISTED)
@@ -181,7 +182,7 @@ def _log(case: _TriagedEngine) -> _Answer:
     )
 
 
-def _requests(case: _TriagedEngine) -> _Answer:
+def _requests(case: _TriagedEngine) -> Told:
     names = ("context_spike", "arrivals_bursty", "kv_overcommitted")
     known: list[Mark] = ["look" if value else "fine" for value in map(case.holds, names) if value is not None]
     lengths = case.told(
@@ -205,7 +206,7 @@ def _holders(cache: CacheSignals) -> Iterator[str]:
             yield f"{what} {name} holds {say(share, 'ratio')} of the prefix cache{rest}."
 
 
-def _events(case: _TriagedEngine) -> _Answer:
+def _events(case: _TriagedEngine) -> Told:
     known = {one.type: one.status for one in case.state.node_conditions if one.status is not None}
     if not known:
         return "unknown", ("Unknown: node conditions are not available.",)
@@ -217,7 +218,7 @@ def _events(case: _TriagedEngine) -> _Answer:
     )
 
 
-def _endpoint(case: _TriagedEngine) -> _Answer:
+def _endpoint(case: _TriagedEngine) -> Told:
     engine = case.engine
     target = next((one for one in case.state.targets if one.target == engine.target), None)
     took = f" in {say(target.duration_seconds, 'seconds')}" if target and target.duration_seconds is not None else ""
@@ -230,7 +231,7 @@ def _endpoint(case: _TriagedEngine) -> _Answer:
     return _TRUE_IS_FINE[engine.up], tuple(answers)
 
 
-def _metrics(case: _TriagedEngine) -> _Answer:
+def _metrics(case: _TriagedEngine) -> Told:
     up = case.engine.up
     stuck = ("no_progress",) if up and case.holds("no_progress") else ()
     load = case.told("Requests running {running}, waiting {waiting}, time in queue p95 {queue_p95}")
@@ -263,7 +264,7 @@ def _slow(case: _TriagedEngine) -> Mark:
 
 _STEPS: Final[
     tuple[
-        tuple[str, Callable[[_TriagedEngine], _Answer], Callable[[_TriagedEngine], str]],
+        tuple[str, Callable[[_TriagedEngine], Told], Callable[[_TriagedEngine], str]],
         ...,
     ]
 ] = (

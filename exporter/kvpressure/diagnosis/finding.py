@@ -150,7 +150,7 @@ class Recent:
 class View:
     """Inputs of every finding: signals, recent queue, thresholds, number of readings (``None`` = unknown) and the
     configured gpu_memory_utilization (0-1); ``held`` and ``ahead``: what is followed from tick to tick; ``answer`` and
-    ``stage``: the published verdict, for findings with ``after_verdict``.
+    ``stage``: the published verdict, which no rule may read.
     """
 
     __slots__ = ("_gpu", "ahead", "answer", "held", "readings", "recent", "s", "stage", "t", "utilization")
@@ -181,9 +181,9 @@ class Finding:
     numbers, words of the engine or thresholds; in ``seen`` and ``why``, a part between commas with an unknown number is
     left out.
 
-    ``fresh``: unknown while the engine's metrics are stale. ``after_verdict``: reads the verdict, so no rule may read
-    it. ``published``: as ``kvpressure_finding``, because a rule or a dashboard reads it. ``serious``: bad news by
-    itself. ``runbook``: the page that explains it ("" = that of the verdict).
+    ``fresh``: unknown while the engine's metrics are stale. ``published``: as ``kvpressure_finding``, because a rule
+    or a dashboard reads it. ``serious``: bad news by itself. ``runbook``: the page that explains it ("" = that of the
+    verdict).
     """
 
     name: str
@@ -195,7 +195,6 @@ class Finding:
     question: str = ""
     needs: tuple[str, ...] = ()
     fresh: bool = False
-    after_verdict: bool = False
     published: bool = False
     serious: bool = False
     runbook: str = ""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from kvpressure import redaction
-from kvpressure.advice.triage import Mark, gravest
+from kvpressure.advice.triage import Mark, Told, gravest
 from kvpressure.engines.registry import public_line, recognise, titles
 from kvpressure.errors import InputError
 from kvpressure.model.log_events import ALLOCATION_EVENTS, FACT_EVENTS
@@ -33,7 +33,7 @@ from kvpressure.toolbox.history import FoundEngines
 from kvpressure.toolbox.kubectl import Kubectl, KubectlError
 from kvpressure.toolbox.live_pages import Around
 from kvpressure.toolbox.terminal import waiting
-from kvpressure.toolbox.triage import PodFacts, Told
+from kvpressure.toolbox.triage import PodFacts
 
 MAX_PODS: Final = 32
 INTERVAL_SECONDS: Final = 2.0

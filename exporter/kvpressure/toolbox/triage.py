@@ -6,19 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvpressure.advice.triage import Mark, TriageStep, gravest
+from kvpressure.advice.triage import Mark, Told, TriageStep, gravest
 from kvpressure.toolbox.engine_view import EngineView
 
 _SHAPE_STEP: Final = 5
 
-Told = tuple[Mark, tuple[str, ...]]
-"""How serious a step is, unknown where that is not for kubectl to say, and sentences."""
-
 
 @dataclass(frozen=True, slots=True)
 class PodFacts:
-    """kubectl's facts about the engine's pod: what it tells by the number of a triage step, and the log events of the
-    last two hours and of the previous container by name (None = no log was read).
+    """kubectl's facts about the engine's pod: what it tells by the number of a triage step (unknown where it is not for
+    kubectl to say how serious that is), and the log events of the last two hours and of the previous container by name
+    (None = no log was read).
     """
 
     steps: Mapping[int, Told]

@@ -18,11 +18,10 @@ import pytest
 import kvpressure
 from tests.cli.conftest import WITH_SOURCE
 from tests.helpers.ports import free_port
-from tests.helpers.serve_process import LISTEN, QUIET, Process
+from tests.helpers.serve_process import QUIET, Process
 from tests.helpers.waiting import until
 from tests.publish.clients import Answer, ask, connect, receive
 from tests.publish.test_webconfig import HASH
-from tests.sources.gpu.amd import trees
 
 pytestmark = pytest.mark.live
 
@@ -188,18 +187,6 @@ class TestSurroundings:
         process = serve("--config", str(tmp_path / "config.yaml"))
         (tmp_path / "config.yaml").write_text("web.allowed-hosts: [from-a-pipe]\n")
         assert answers(process.port, "/-/healthy")
-
-    @pytest.mark.attack("a loop among the links of sysfs when the exporter starts", "the GPUs are there")
-    def test_a_loop_in_sysfs_hides_no_gpu(self, tmp_path: Path) -> None:
-        tree = trees.mi300x(tmp_path, 2)
-        (tree.root / "class/drm/card9").mkdir()
-        (tree.root / "class/drm/card9/device").symlink_to("device")
-        process = Process("--no-collector.nvidia", "--host.sys", str(tmp_path), *LISTEN)
-        try:
-            until(lambda: process.scrape().count("\nkvpressure_gpu_up{") == 2)
-        finally:
-            process.child.kill()
-            process.child.wait(10)
 
 
 class TestScrapes:

@@ -81,19 +81,6 @@ def _grouped(text: str) -> tuple[list[str], str]:
     )
 
 
-def test_values_and_times_are_those_of_the_replay(tmp_path: Path) -> None:
-    backfill(L_DP2, tmp_path / "out")
-    with Reader(L_DP2) as reader:
-        pages = [
-            (snapshot.time, {e.engine: e.gauges["running"] for e in snapshot.pages[0].engines if "running" in e.gauges})
-            for snapshot in reader
-        ]
-    pattern = re.compile(r'^kvpressure_requests_running\{engine="1",.*\} (\S+) (\S+)$', re.M)
-    found = [(float(t), float(value)) for value, t in pattern.findall((tmp_path / "out").read_text())]
-    assert found == [(round(t, 3), running["1"]) for t, running in pages if "1" in running]
-    assert len(found) > 20
-
-
 def test_a_tick_that_is_not_later_is_left_out(tmp_path: Path) -> None:
     with OpenMetricsWriter(tmp_path / "out") as writer:
         for t in (10.0, 10.0004, 9.0, 10.001):

@@ -396,30 +396,6 @@ class TestRunning:
         one.start()
         return one
 
-    @pytest.mark.slow
-    def test_a_slow_and_a_hanging_source_delay_no_tick_and_no_other_source(self) -> None:
-        go = threading.Event()
-
-        def hang() -> Reading:
-            go.wait(20)
-            return GPUS
-
-        slow = Scripted(lambda: (time.sleep(0.1), GPUS)[1], name="slow")
-        one = self.run(
-            (spec(interval_seconds=0.02, deadline_seconds=1.0), Scripted(lambda: GPUS)),
-            (spec("slow", interval_seconds=0.02, deadline_seconds=1.0), slow),
-            (spec("hanging", interval_seconds=0.02, deadline_seconds=0.05), Scripted(hang, name="hanging")),
-        )
-        until(lambda: one.state.ticks >= 30)
-        health = one.state.health
-        assert (health["fake"].up, health["slow"].up, health["hanging"].up) == (True, True, False)
-        assert health["hanging"].reason == "timeout"
-        assert one.why_not_ready() is None
-        began = time.monotonic()
-        one.stop()
-        assert time.monotonic() - began < 3
-        go.set()
-
     def test_a_fatal_source_ends_the_wait(self) -> None:
         one = self.run((spec(), Scripted(raising(FatalSourceError("library_mismatch", "driver was replaced")))))
         assert one.wait(10)

@@ -97,8 +97,3 @@ def test_a_wrong_key_of_the_file(capsys: Capsys, tmp_path: Path, name: str) -> N
         text = refusal(capsys, "--config", str(path))
         assert f"{path}:2" in text
         assert name in text
-
-
-@pytest.mark.parametrize("name", [name for name in OPTIONS if OPTIONS[name].kind is not BOOL])
-def test_a_flag_without_its_value(capsys: Capsys, name: str) -> None:
-    assert f": --{name}: expected one argument" in refusal(capsys, f"--{name}")

@@ -161,20 +161,6 @@ def test_metrics_switched_off_fail(capsys: Capsys, tmp_path: Path) -> None:
     assert {items[name]["result"] for name in ("observe_batch", "observe_latency", "prompt_lengths")} == {"fail"}
 
 
-def test_a_worker_that_only_joins_the_leader_is_not_judged(capsys: Capsys, tmp_path: Path) -> None:
-    leader, worker = (deployment(GOOD)["spec"]["template"] for _ in range(2))
-    join = "bash multi-node-serving.sh worker --ray_address=$(LWS_LEADER_ADDRESS)"
-    worker["spec"]["containers"][0] |= {"command": ["sh", "-c", join], "args": []}
-    for name, spec in (
-        ("lws", {"leaderWorkerTemplate": {"leaderTemplate": leader, "workerTemplate": worker}}),
-        ("ray", {"headGroupSpec": {"template": leader}, "workerGroupSpecs": [{"groupName": "g", "template": worker}]}),
-    ):
-        kind = {"lws": "LeaderWorkerSet", "ray": "RayCluster"}[name]
-        file = tmp_path / name
-        file.write_text(yaml.safe_dump({"kind": kind, "metadata": {"name": "big"}, "spec": spec}))
-        assert len(answer(capsys, "audit", file)[1]["servers"]) == 1
-
-
 def template_of(document: dict[str, Any]) -> Any:
     return document["spec"]["template"]
 

@@ -98,14 +98,6 @@ def test_a_page_is_what_its_text_gives(source_for):
     assert reading.errors == {}
 
 
-def test_each_read_brings_each_target_once_over_one_connection(source_for):
-    with answering(PAGE) as first, answering(PAGE) as second:
-        source = source_for(first, second)
-        for _ in range(5):
-            assert [page.target for page in source.read().pages] == sorted([first.url, second.url])
-    assert (first.connections, second.connections) == (1, 1)
-
-
 @pytest.mark.attack(
     "answers that are HTML, JSON, no text, empty or another program's",
     "that target has its reason; the others are read",
@@ -253,16 +245,6 @@ def test_what_discovery_finds_is_read_beside_what_was_given(source_for):
         assert {page.target: page.pod for page in reading.pages} == {given.url: given.address}
         assert reading.targets == (given.url,)
     assert (given.connections, found.connections) == (1, 1)
-
-
-def test_a_target_that_comes_back_is_read_afresh(source_for):
-    with saying(then="hang") as server:
-        source = source_for(server, engine_timeout_seconds=30, collectors=EVERY_SECOND)
-        source.read()
-        source.set_targets([])
-        server.script = answering(PAGE).script
-        source.set_targets([parse_target(server.url)])
-        read_until(source, lambda seen: any(page.error is None for page in seen))
 
 
 @pytest.mark.fault(

@@ -18,7 +18,8 @@ from kvpressure.recording.reader import Reader
 from kvpressure.settings.thresholds import builtin
 from kvpressure.signals.engine import EngineTracker
 from kvpressure.signals.hardware import EngineContext, LogContext
-from tests.diagnosis.servers import CONFIDENT, Value, after, play
+from tests.diagnosis.servers import CONFIDENT, LIMIT, Value, after, play
+from tests.diagnosis.test_lookalikes import container
 from tests.recording.strategies import RECORDINGS
 
 pytestmark = pytest.mark.slow
@@ -160,6 +161,65 @@ def test_a_pause_whose_end_is_not_in_the_log_ends_with_tokens(tokens_until: floa
         tracker.observe(Scrape("t", float(second), "ns", "chat-0", "vllm", engines=(reading,)), reading)
     around = EngineContext(400.0, log=LogContext(known=True, told=(True, 50.0)))
     assert tracker.signals(around, tracker.kv_signals(around), None).progress.paused is paused
+
+
+# --- one long step ---------------------------------------------------------------------------------------------------
+
+ON_CPU = {
+    "running": 1.0,
+    "waiting": 0.0,
+    "gpus": (),
+    "kv": lambda i: 0.05 if i % 70 < 1 else 0.2 + 0.001 * max(0, i % 70 - 45),
+    "generated": lambda i: 4.0 if i % 70 >= 45 else 0.0,
+    "prompt": lambda i: 4000.0 if i % 70 == 45 else 0.0,
+    "finished": lambda i: 1.0 if i % 70 == 69 else 0.0,
+}
+
+
+def test_a_step_of_a_model_on_the_cpu_takes_longer_than_a_stall():
+    """4 000 tokens of a prompt take 45 s, in which no gauge moves."""
+    busy = container(used=0.98) | {"cpu_limit_cores": 32.0, "cpu_usage_seconds": lambda i: 31.4 * i}
+    said = play(220, host=busy, **ON_CPU)
+    assert "stalled" not in said.said(70)
+    assert any("CPU" in reason for state in said.states for reason in state.diagnosis.missing)
+    rests = busy | {"cpu_usage_seconds": lambda i: 3.0 * i}
+    first = ON_CPU | {"generated": lambda i: 4.0 if i < 70 or i % 70 >= 45 else 0.0}
+    assert "stalled" in play(112, host=rests, **first).said(70), "the CPU rests, and no silence ever ended with output"
+    assert "stalled" not in play(220, host=rests, **ON_CPU).said(150), "two as long ended with output"
+    hangs = play(
+        180, host=busy, **ON_CPU | {"generated": after(60, 4.0, 0.0), "prompt": 0.0, "finished": 0.0, "kv": 0.2}
+    )
+    assert (hangs.states[140].diagnosis.verdict, hangs.verdict) == ("unknown", "stalled"), "not for ever"
+
+
+WHOLE = {
+    "running": after(40, 2.0, 1.0),
+    "waiting": after(40, 0.0, 3.0),
+    "kv": after(40, 0.01, 0.6),
+    "deferred": None,
+    "generated": after(40, 30.0, 0.0),
+    "prompt": after(40, 100.0, 0.0),
+    "finished": after(40, 1.0, 0.0),
+    "gpus": (after(40, 0.5, 1.0),),
+}
+
+
+@pytest.mark.parametrize(
+    ("args", "kind"),
+    [(LIMIT, {"swapped": 0.0}), ((*LIMIT, "--no-enable-chunked-prefill"), {})],
+    ids=["V0", "not chunked"],
+)
+def test_a_prompt_that_is_computed_as_a_whole_is_no_stall(args, kind):
+    """128k tokens: all of its blocks are there at once, and the first token comes 45 s later."""
+    said = play(85, args=args, **WHOLE | kind)
+    assert "stalled" not in said.said()
+    assert "computed as a whole" in said.last.missing[0]
+    assert play(85, **WHOLE).verdict == "stalled", "by chunks it would show that it moves"
+    assert play(140, args=args, **WHOLE | kind).verdict == "stalled", "not for ever"
+    assert play(85, args=args, **WHOLE | kind | {"gpus": (after(40, 0.5, 0.0),)}).verdict == "stalled", (
+        "nothing computes"
+    )
+    assert play(85, args=args, **WHOLE | kind | {"running": 2.0, "kv": 0.3}).verdict == "stalled", "nothing was let in"
 
 
 # --- rest ------------------------------------------------------------------------------------------------------------

@@ -377,12 +377,6 @@ def test_a_verdict_found_for_sixteen_seconds_is_always_the_published_one(names):
     assert run(settled, 1000, ["compute_bound"] * 17)[-1] == "compute_bound"
 
 
-def test_missing_pages_are_said_at_once():
-    settled = VerdictHysteresis()
-    run(settled, 0, ["healthy"] * 5)
-    assert settled.observe(6, Answer("unknown", Grade.NOTHING, at_once=True), T).verdict == "unknown"
-
-
 # --- advice -------------------------------------------------------------------------------------------------
 
 

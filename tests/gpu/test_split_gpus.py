@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from kvpressure.model.readings import GpuReading, Snapshot
 from kvpressure.model.state import GpuState, State
@@ -37,11 +36,6 @@ def of_gpu(found: Page) -> set[str]:
     return {name.removeprefix("kvpressure_gpu_") for name, uuid in found if uuid == "GPU-1"}
 
 
-def test_a_gpu_does_not_repeat_the_memory_that_its_instances_tell() -> None:
-    part = {"memory_total_bytes": 10, "memory_used_bytes": 6}
-    assert of_gpu(page(split_gpu("nvidia", part, part))) == {"up", "power_watts"}
-
-
 def test_what_the_parts_do_not_tell_stays_with_the_gpu() -> None:
     """MI300X in CPX mode under a driver that does not tell what each partition holds: totals there, use here."""
     part = {"memory_total_bytes": 40, "memory_used_bytes": None}
@@ -58,13 +52,6 @@ def test_one_silent_instance_does_not_bring_the_gpus_figures_back() -> None:
     """Else a sum would jump with every failed call."""
     told = {"memory_total_bytes": 10, "memory_used_bytes": 6}
     assert of_gpu(page(split_gpu("nvidia", told, {}))) == {"up", "power_watts"}
-
-
-def test_gpus_beside_a_split_one_keep_their_figures() -> None:
-    other = replace(split_gpu("nvidia")[0], uuid="GPU-2", index=1)
-    found = page((*split_gpu("nvidia", {"memory_total_bytes": 10}), other))
-    assert ("kvpressure_gpu_memory_used_ratio", "GPU-2") in found
-    assert ("kvpressure_gpu_memory_total_bytes", "GPU-1") not in found
 
 
 def test_the_demand_of_an_engine_on_a_split_gpu_as_a_whole_is_shown() -> None:

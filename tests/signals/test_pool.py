@@ -6,7 +6,6 @@ import pytest
 
 from kvpressure.engines.vllm.command_line import read
 from kvpressure.engines.vllm.limits import pool
-from kvpressure.model.arguments import EngineArgs
 from kvpressure.model.readings import EngineReading
 from kvpressure.signals import kv as pools
 
@@ -43,11 +42,3 @@ def test_an_explicit_pool_is_the_pool_unless_blocks_are_overridden():
 )
 def test_what_cannot_be_known_is_absent(config):
     assert from_configuration(read(["--model", "llama-2-7b"]).args, config, 1) is None
-
-
-def test_how_a_model_is_split_over_gpus_that_may_be_elsewhere_is_not_guessed():
-    hidden = EngineArgs({"model": "llama-2-7b"}, frozenset({"model"}), complete=False)
-    reading = EngineReading("m", "0", cache_config=CONFIG)
-    sizes = pools.PoolSizes()
-    assert sizes.of(hidden, pool(hidden, reading, 1)) == 5646 * 16 * 524_288
-    assert sizes.of(hidden, pool(hidden, reading, 1), several_gpus=True) is None

@@ -184,7 +184,7 @@ class Node:
             "nvidia",
             name=draw.choice([None, "NVIDIA H100 80GB HBM3"]),
             xid_errors={xid: draw.randrange(4) for xid in (13, 79)},
-            error=draw.choice([None, None, "gpu_lost"]),
+            error=draw.choice([None, None, "lost"]),
             processes=self._several(lambda: GpuProcess(draw.randrange(1, 4), self._whole())),
             **{name: self._whole() for name in ("memory_total_bytes", "memory_used_bytes")},
             **{name: self._maybe(self._number()) for name in ("power_watts", "power_limit_watts")},

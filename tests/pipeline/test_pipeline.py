@@ -28,6 +28,7 @@ from kvpressure.model.readings import (
 )
 from kvpressure.pipeline.engines import FORGET_SECONDS, MAX_GONE_ENGINES
 from kvpressure.pipeline.pipeline import Pipeline
+from kvpressure.sources.gpu.nvidia.codes import DEVICE_DOWN
 
 GIB = 2**30
 
@@ -286,7 +287,7 @@ def test_a_lost_gpu_is_a_fault_and_application_xids_are_not():
     for readings, expected in (
         ((gpu(xid_errors={13: 1}), gpu(xid_errors={13: 5})), False),
         ((gpu(xid_errors={79: 1}), gpu(xid_errors={79: 2})), True),
-        ((gpu(), gpu(error="gpu_lost")), True),
+        *(((gpu(), gpu(error=reason)), True) for reason in DEVICE_DOWN),
     ):
         pipeline = Pipeline()
         for i, reading in enumerate(readings):

@@ -80,12 +80,12 @@ def test_it_links_to_metrics_and_json_and_to_nothing_elsewhere() -> None:
 
 
 def test_what_is_not_known_is_said_and_not_shown_as_zero() -> None:
-    lost = GpuState(GpuReading("GPU-9", 3, "nvidia", error="gpu_lost"))
+    lost = GpuState(GpuReading("GPU-9", 3, "nvidia", error="lost"))
     bare = GpuState(GpuReading("GPU-8", 2, "nvidia"))
     text = page(State(time=NOW, engines=(unknown_engine(up=False),), gpus=(lost, bare))).text
     assert "Down since 2023-11-14 22:13:20 UTC (connection refused)" in text
     assert "Documented signature: cannot be evaluated" in text
-    assert "not available: GPU lost" in text
+    assert "not available: lost" in text
     assert "unknown of unknown" in text
     assert " 0 %" not in text.replace("confidence 0 %", "")
 

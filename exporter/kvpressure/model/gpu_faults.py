@@ -8,8 +8,10 @@ from typing import Final
 from kvpressure.model.frozen import frozen
 from kvpressure.model.readings import GpuReading
 
-LOST: Final = frozenset({"gpu_lost", "lost", "reset_required"})
-"""``GpuReading.error`` of a device that is gone or needs a reset."""
+LOST: Final = frozenset(
+    {"lost", "gpu_not_found", "reset_required", "irq_issue", "insufficient_power", "corrupted_inforom"}
+)
+"""``GpuReading.error`` of a device that is gone, defective or needs a reset."""
 
 OTHER_XID: Final = 0
 """In place of every number that is not in the driver's catalogue; counts as a hardware fault."""

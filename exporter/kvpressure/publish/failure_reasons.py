@@ -10,6 +10,7 @@ from typing import Final
 
 from kvpressure.advice.wording import switches
 from kvpressure.engines.other_software import SOFTWARE
+from kvpressure.model.gpu_faults import LOST
 from kvpressure.sources.kubernetes.discovery import NO_TARGET
 
 
@@ -150,7 +151,7 @@ _GPUS: Final = (
         "give the container the partitions' render nodes",
     ),
     _meaning(
-        "lost gpu_not_found reset_required irq_issue insufficient_power corrupted_inforom",
+        " ".join(sorted(LOST)),
         "the GPU is defective",
         "drain the node",
         "runbooks/GpuLost.md",

@@ -297,6 +297,21 @@ def test_a_lost_gpu_is_a_fault_and_application_xids_are_not():
         assert state.engines[0].diagnosis.conditions["gpu_fault"] is expected
 
 
+def test_a_lost_gpu_stays_the_engine_s_although_no_process_is_listed_on_it():
+    """Outside Kubernetes only the processes say whose GPU it is; a server on other GPUs is another one."""
+    engines = {}
+    for on in (("GPU-1",), (), ("GPU-2",)):
+        pipeline = Pipeline()
+        for i, (error, uuids) in enumerate(((None, ("GPU-0", "GPU-1")), ("lost", ("GPU-0", *on)[-2:]))):
+            owners = tuple(GpuOwner(uuid, "inference", "chat-0", "") for uuid in uuids)
+            gpus = (GpuReading("GPU-0", 0, "nvidia"), GpuReading("GPU-1", 1, "nvidia", error=error))
+            engines[on] = pipeline.observe(
+                Snapshot(1000.0 + i, gpus=gpus, owners=owners, pages=(busy(1000.0 + i),))
+            ).engines[0]
+    assert [engine.gpus for engine in engines.values()] == [("GPU-0", "GPU-1")] * 2 + [("GPU-0", "GPU-2")]
+    assert [engine.diagnosis.conditions["gpu_fault"] for engine in engines.values()] == [True, True, False]
+
+
 def test_an_application_xid_is_a_fault_where_the_engine_went_down_with_it():
     """A kernel that writes out of range ends the engine: XID 13, then nobody answers. 45 follows the end of any."""
     owner = GpuOwner("GPU-1", "inference", "chat-0", "vllm")

@@ -175,6 +175,7 @@ class EngineTrack(SubjectTrack):
         self.named = named  # model and engine as the page calls them
         self.failed_since: float | None = None  # since when it has been published without values
         self.target, self.container, self.gpus = page.target, page.container, page.gpus
+        self.last_gpus: tuple[str, ...] = ()  # whoever said so
         self.group = ""
         self.pool = page.pool or pool_of(key.pod, Workload(), None)
         self.was_read = False  # whether the last scrape succeeded and listed it

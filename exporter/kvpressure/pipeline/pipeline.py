@@ -261,7 +261,7 @@ class Pipeline:
 
         work = partial(_gpus_of, track, owners.get(track.pod, ()))
         found = self._guard.run(track.kind, lambda: track.name, work, partial(track.begin_anew, now))
-        gpus = track.gpus or found or ()
+        gpus = track.last_gpus = _with_silent(track.gpus or found or (), track.last_gpus, snapshot.gpus)
         unknown = partial(self._engine_without_values, now, track, gpus)
         return self._guarded(now, track, partial(self._gathered, now, track, gpus, snapshot, unknown), failed)
 
@@ -578,6 +578,14 @@ def _gpus_of(track: EngineTrack, owners: Iterable[GpuOwner]) -> tuple[str, ...]:
     return tuple(
         dict.fromkeys(owner.uuid for owner in owners if not track.container or owner.container in ("", track.container))
     )
+
+
+def _with_silent(gpus: tuple[str, ...], before: tuple[str, ...], readings: Iterable[GpuReading]) -> tuple[str, ...]:
+    """An engine's GPUs, with those of ``before`` that do not answer: a driver lists no processes of a lost GPU."""
+    if len(gpus) >= len(before):
+        return gpus
+    silent = {gpu.uuid for gpu in readings if gpu.error is not None}
+    return (*gpus, *(uuid for uuid in before if uuid in silent and uuid not in gpus))[: len(before)]
 
 
 def _dialect_of(track: EngineTrack) -> EngineDialect:

@@ -90,15 +90,20 @@ def test_an_attempt_that_falls_due_during_a_reading_is_made_in_the_next_one(star
     assert errors(child) == [None, None]
 
 
-def test_attempts_to_repair_are_soon_again_for_the_next_loss(start: StartChild) -> None:
+def test_attempts_to_repair_are_soon_again_for_the_next_loss(
+    start: StartChild, capfd: pytest.CaptureFixture[str]
+) -> None:
     healthy, lost = World(gpus=[Gpu(), Gpu()]), World(gpus=[Gpu(), Gpu(codes={"all": 15})])
-    child = start(lost)
+    child = start(lost, own_process=True)
     for _ in range(40):
         child.read()
         child.advance(60)
     assert errors(child, healthy, 1800) == [None, None]
     assert errors(child, lost, 1) == [None, "lost"]
     assert errors(child, healthy, 61) == [None, None]
+    told = [line for line in capfd.readouterr().err.splitlines() if line.startswith("GPU")]
+    assert set(told[:-2]) == {"GPU 1: lost"}  # known by no UUID yet; once an attempt
+    assert told[-2:] == [f"GPU {gpu_uuid(1)}: lost", f"GPU {gpu_uuid(1)} answers again after: lost"]
 
 
 @pytest.mark.parametrize(

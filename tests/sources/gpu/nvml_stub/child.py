@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 import sys
 import threading
@@ -122,6 +123,7 @@ class Runner:
 
 
 def main(commands: TextIO, answers: TextIO) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     runner = Runner()
     for line in commands:
         try:

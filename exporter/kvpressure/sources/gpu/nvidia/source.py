@@ -157,8 +157,12 @@ class NvidiaSource:
             raise LibraryDown(next(iter(found.failed.values())))
         self._devices = found.devices
         failed = dict(found.failed)
+        for index, reason in failed.items():
+            log.warning("GPU %d: %s", index, reason)
         for uuid, device in found.devices.items():
             self._known[uuid] = device.identities
+            if uuid in self._broken:
+                log.info("GPU %s answers again after: %s", uuid, self._broken[uuid])
         missing = [identities[0] for uuid, identities in self._known.items() if uuid not in found.devices]
         self._broken = {gpu.uuid: failed.pop(gpu.index, codes.GPU_NOT_FOUND) for gpu in missing}
         self._unidentified = len(failed)

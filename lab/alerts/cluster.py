@@ -251,24 +251,27 @@ class Pod:
         )
 
     def gpu(self, index: int, since: float) -> dict[str, Any]:
-        """One of its GPUs, as far as known; empty = unused. Faults are those of its first one, and driver events those
-        since minute ``since``.
+        """One of its GPUs, as far as it differs from a free one. Faults are those of its first one, and driver events,
+        which a lost GPU keeps, those since minute ``since``.
         """
         past = [one for one in self.spec.get("gpu") or () if one["from"] <= self.minute]
         failing = index == self.spec["gpus"][0]
-        if failing and past and past[-1].get("state") == "lost":
-            return {"error": "lost"}
-        if not self.status.runs:
-            return {}
-        known = {key: value for one in past for key, value in one.items()}
         xids = [one for one in past if failing and "xid" in one and one["from"] >= since]
+        events = {
+            "xid_errors": {one["xid"]: sum(other["xid"] == one["xid"] for other in xids) for one in xids},
+            "xid_last_times": {one["xid"]: EPOCH + 60 * one["from"] for one in xids},
+        }
+        if failing and past and past[-1].get("state") == "lost":
+            return {"error": "lost", **events}
+        if not self.status.runs:
+            return events
+        known = {key: value for one in past for key, value in one.items()}
         used = known.get("memory_used")
         return {
             "memory_total_bytes": _GPU_MEMORY,
             "memory_used_bytes": None if used is None else round(used * _GPU_MEMORY),
             "utilization_ratio": known.get("utilization"),
-            "xid_errors": {one["xid"]: sum(other["xid"] == one["xid"] for other in xids) for one in xids},
-            "xid_last_times": {one["xid"]: EPOCH + 60 * one["from"] for one in xids},
+            **events,
         }
 
     def samples(self) -> Samples:
@@ -324,7 +327,8 @@ class Cluster:
                 "utilization_ratio": 0.0,
             }
             state = holders[index].gpu(index, since) if index in holders else {}
-            yield GpuReading(self.uuid(node, index), index, "nvidia", "NVIDIA H100 80GB HBM3", **(state or free))
+            read = state if "error" in state else free | state
+            yield GpuReading(self.uuid(node, index), index, "nvidia", "NVIDIA H100 80GB HBM3", **read)
 
     @staticmethod
     def uuid(node: str, index: int) -> str:

@@ -229,8 +229,7 @@ def level(labels: Mapping[str, str]) -> str:
     severity = labels.get("severity", "none")
     if "documented_level" in labels or severity not in ("critical", "warning"):
         return "info"
-    pages = labels["page"] == "true" if "page" in labels else severity == "critical"
-    return "page" if pages else "ticket"
+    return "page" if severity == "critical" else "ticket"
 
 
 class Outcome:

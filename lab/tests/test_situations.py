@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 import yaml
 
 from lab.alerts.cluster import Cluster
-from lab.alerts.series import Series
+from lab.alerts.engine import fired
+from lab.alerts.series import RULES, Series
 from lab.alerts.situations import level, main, scrapes
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
@@ -67,6 +69,13 @@ def test_a_server_that_stands_still_pages_and_a_calm_one_does_not(tmp_path: Path
     assert "llama" in summary
 
 
+def test_a_calm_server_with_the_defaults_raises_not_even_information() -> None:
+    """What is configured is no event."""
+    calm = situation("nothing", {}, args=["--model", "org/llama"])
+    read = frozenset(re.findall(r"\w+", RULES.read_text(encoding="utf-8")))
+    assert {one.labels["alertname"] for one in fired(scrapes(calm, read))} == {"KvpressureWatchdog"}
+
+
 @pytest.mark.parametrize(("expect", "after"), [("page", {}), ("nothing", {"frozen": True, "running": 20})])
 def test_a_missed_page_and_a_false_one_miss_a_bar(tmp_path: Path, expect: str, after: dict[str, Any]) -> None:
     assert play(tmp_path, situation(expect, after)) == 1
@@ -102,11 +111,17 @@ def test_a_pod_that_is_made_again_under_its_name_is_another_one() -> None:
     assert (first == same, first == other, crashed, fresh) == (True, False, 2, 0)
 
 
+def test_a_lost_gpu_keeps_the_events_of_its_driver() -> None:
+    cluster = Cluster(situation("nothing", {}, gpu=[{"from": 0, "xid": 79}, {"from": 1, "state": "lost"}]))
+    cluster.advance(2.0, 5.0)
+    lost, free = cluster.gpus("gpu-1", 0.0)
+    assert (lost.error, lost.xid_errors, free.error, free.xid_errors) == ("lost", {79: 1}, None, {})
+
+
 @pytest.mark.parametrize(
     ("labels", "wanted"),
     [
         ({"severity": "critical"}, "page"),
-        ({"severity": "critical", "page": "false"}, "ticket"),
         ({"severity": "warning"}, "ticket"),
         ({"severity": "warning", "documented_level": "critical"}, "info"),
         ({"severity": "none"}, "info"),

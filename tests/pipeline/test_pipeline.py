@@ -288,6 +288,7 @@ def test_a_lost_gpu_is_a_fault_and_application_xids_are_not():
         ((gpu(xid_errors={13: 1}), gpu(xid_errors={13: 5})), False),
         ((gpu(xid_errors={79: 1}), gpu(xid_errors={79: 2})), True),
         *(((gpu(), gpu(error=reason)), True) for reason in DEVICE_DOWN),
+        ((gpu(xid_errors={79: 1}), gpu(xid_errors={79: 1})), False),
     ):
         pipeline = Pipeline()
         for i, reading in enumerate(readings):

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
-from kvpressure.diagnosis.logic import Grade
+from kvpressure.diagnosis.logic import GRADE_CONFIDENCE, Grade
 from lab.accuracy import data
 from lab.accuracy.ablation import KINDS
 from lab.accuracy.ahead import WITHIN_SECONDS
@@ -421,7 +421,7 @@ def _calibration(result: Result) -> Iterator[str]:
         [
             (
                 grade.name.lower(),
-                f"{grade.confidence:g}",
+                f"{GRADE_CONFIDENCE[grade]:g}",
                 *(ratio(*counted.get(grade.name.lower(), {}).get(part, [0, 0])) for part in parts),
             )
             for grade in sorted(Grade, reverse=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvpressure.capacity.kvbytes import (
@@ -291,12 +291,6 @@ def test_capacity_as_the_metrics_page_says(page: str, config: dict[str, int], en
 SHAPES = st.sampled_from(sorted(CONFIGS)).map(named)
 
 
-@given(SHAPES, st.integers(1, 200_000), st.integers(0, 5_000))
-def test_more_tokens_never_take_fewer_blocks(shape: ModelShape, tokens: int, more: int) -> None:
-    found = layout(shape)
-    assert 1 <= found.blocks(tokens) <= found.blocks(tokens + more)
-
-
 @given(SHAPES, st.integers(1, 100_000), st.integers(1, 200_000))
 def test_the_longest_request_is_the_longest(shape: ModelShape, blocks: int, limit: int) -> None:
     found = layout(shape)
@@ -304,14 +298,6 @@ def test_the_longest_request_is_the_longest(shape: ModelShape, blocks: int, limi
     assert 0 <= longest <= limit
     assert longest == 0 or found.blocks(longest) <= blocks - 1
     assert longest == limit or found.blocks(longest + 1) > blocks - 1
-
-
-@given(SHAPES, st.sampled_from([1, 2, 4, 8, 16, 32]))
-def test_more_ranks_never_need_more_each(shape: ModelShape, tp: int) -> None:
-    assume((shape.attention_heads or 0) % (tp * 2) == 0)
-    assert kv_bytes_per_token(shape, Parallel(tp * 2)) <= kv_bytes_per_token(shape, Parallel(tp))
-    if shape.layers[0].kv_heads % tp == 0:
-        assert kv_bytes_per_token(shape, Parallel(tp)) * tp == kv_bytes_per_token(shape)
 
 
 @given(SHAPES, st.sampled_from(CACHE_DTYPES), st.sampled_from([1, 16, 32, 64]))

@@ -60,12 +60,6 @@ def test_the_rank_of_a_block_is_that_of_a_plain_list(events, capacity):
     assert estimator.gain == {f: n for f, n in gain.items() if evictions >= (f - 1) * capacity}
 
 
-def test_one_block_many_times_is_one_block():
-    estimator = ReuseEstimator(1)
-    estimator.stored([0] * 32_768, OWNER)
-    assert (estimator.resident, estimator.divisor) == (1, 1)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("removes", "capacity"), [(False, 500), (True, 3_000)])
 def test_memory_is_bounded_whatever_a_publisher_sends(removes, capacity):

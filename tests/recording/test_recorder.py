@@ -271,34 +271,6 @@ def test_a_hanging_disk_never_blocks_the_listener() -> None:
     assert background.health().dropped == background.dropped
 
 
-@pytest.mark.fault(
-    "process",
-    "disk full or failing (flight recorder)",
-    "recording stops, everything else goes on",
-    "`recorder_up` 0, `recorder_errors_total`",
-    "next write that succeeds",
-)
-@pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "full"), ValueError("a fault of ours")])
-def test_a_failed_write_is_reported_and_the_next_one_tried(failure: Exception) -> None:
-    written = []
-
-    def fail_once(snapshot: Snapshot) -> None:
-        if snapshot.time == 1.0:
-            raise failure
-        written.append(snapshot.time)
-
-    background = BackgroundRecorder(_Slow(fail_once))
-    for t in (0.0, 1.0, 2.0):
-        background(tick(t))
-    background.close()
-    assert written == [0.0, 2.0]
-    assert background.failed.is_set()
-    assert background.error is failure
-    health = background.health()
-    assert (health.up, health.reason) == (True, None), "it writes again"
-    assert health.errors == {"disk_full" if isinstance(failure, OSError) else "internal": 1}
-
-
 def test_failures_have_a_reason_from_a_closed_set() -> None:
     by_number = {errno.ENOSPC: "disk_full", errno.EDQUOT: "disk_full", errno.EACCES: "no_permission"}
     by_number |= {
@@ -322,6 +294,13 @@ def published(monitor: Monitor) -> dict[str, float]:
     }
 
 
+@pytest.mark.fault(
+    "process",
+    "disk full or failing (flight recorder)",
+    "recording stops, everything else goes on",
+    "`recorder_up` 0, `recorder_errors_total`",
+    "next write that succeeds",
+)
 def test_a_failing_flight_recorder_is_on_the_metrics_page_and_so_is_its_recovery(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,13 +8,12 @@ import math
 import pytest
 
 from kvpressure.diagnosis.conditions import NAMES
-from kvpressure.model.readings import EngineKey, Snapshot
+from kvpressure.model.readings import EngineKey
 from kvpressure.model.signals import KvSignals, Signals
 from kvpressure.model.state import SIGNATURE_CONDITIONS, STAGES, VERDICTS, Diagnosis, EngineState
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.recording.reader import Reader
 from kvpressure.recording.timeline import Timeline, json_line
-from kvpressure.sources.scrape.scanner import parse_scrape
 from tests.recording.strategies import RECORDINGS
 
 KEY = EngineKey("ns", "pod", "model", "0")
@@ -53,18 +52,6 @@ def test_the_json_line_is_the_contract_on_a_real_recording() -> None:
                 for group in ("evidence", "conditions", "documented_signature"):
                     assert all(value in (True, False, None) for value in line[group].values())
                 assert all(value is None or isinstance(value, float) for value in line["signals"].values())
-
-
-def test_an_engine_that_never_answered_has_its_line() -> None:
-    pipeline = Pipeline()
-    for t in (1.0, 6.0):
-        page = parse_scrape(
-            None, target="http://10.0.0.1:8000/metrics", time=t, namespace="n", pod="p", error="refused"
-        )
-        state = pipeline.observe(Snapshot(t, pages=(page,)))
-        (line,) = [json.loads(json_line(t, item)) for item in state.engines]
-        assert set(line) == CONTRACT
-        assert (line["namespace"], line["pod"], line["verdict"]) == ("n", "p", "unknown")
 
 
 def test_what_is_no_number_in_json_is_null() -> None:

@@ -254,7 +254,6 @@ def test_cache_size_and_concurrency_as_logged(file: str, config: dict[str, int],
     override = logged(file, r"num_gpu_blocks_override=(\d+)")
     tokens = logged(file, r"KV cache size: ([\d,]+) tokens")
     concurrency = logged(file, r"Maximum concurrency for ([\d,]+) tokens per request: (\d+)\.00x")
-    assert override is not None
     assert concurrency is not None
     length, times = concurrency
     assert tokens == (found.capacity_tokens(override[0], length, 4_096),)
@@ -265,7 +264,6 @@ def test_the_longest_request_as_the_failing_start_estimated() -> None:
     file = "server-startfail-too-few-blocks.log"
     override, estimate = logged(file, r"num_gpu_blocks_override=(\d+)"), logged(file, r"maximum model length is (\d+)")
     found = layout(from_config(TINY, "captured"), block_size=16)
-    assert override is not None
     assert estimate == (found.longest(override[0], 2_048),) == (1_008,)
 
 

@@ -185,7 +185,6 @@ while True:
 )
 def test_kill_minus_nine_costs_moments_and_the_next_recorder_adopts_the_file(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", _KILLED, str(tmp_path)], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
         process.stdout.readline()
         time.sleep(0.3)
         killed = time.time()

@@ -158,7 +158,6 @@ class TestWorker:
         for _ in range(3):
             one.read_once()
         reading = one.take(clock.now)
-        assert reading is not None
         assert (reading.logs, reading.pages) == (tuple(lines), tuple(pages))
         assert reading.gpus == (GpuReading("GPU-2", 0, "nvidia"),)
 
@@ -169,8 +168,6 @@ class TestWorker:
         for _ in range(5):
             one.read_once()
         reading = one.take(clock.now)
-        assert reading is not None
-        assert reading.logs is not None
         assert len(reading.logs) == PENDING_LOGS
         assert reading.logs[-1] == many[-1]
 

@@ -80,11 +80,9 @@ def test_parts_of_a_reading_are_left_out_alone(value: Any) -> None:
     ended = Termination("a\x1b[2J", 2**70, value)
     box = dataclasses.replace(SOUND.containers[0], last_termination=ended)
     found = believed(Reading(gpus=(gpu,), containers=(box,)))
-    assert found.gpus is not None
     assert (found.gpus[0].driver, found.gpus[0].name) == ("1\\x1b[2J", "a\\n")
     assert found.gpus[0].processes == (GpuProcess(1, None),)
     assert found.gpus[0].xid_errors == {13: 2}
-    assert found.containers is not None
     assert found.containers[0].last_termination == Termination("a\\x1b[2J", None, None)
     assert found.errors == {IMPOSSIBLE: 4}
 
@@ -95,7 +93,6 @@ def test_a_worker_gives_out_what_is_believed_and_counts_the_rest() -> None:
     one = worker(Scripted(lambda: lie), clock)
     assert one.read_once()
     found = one.take(clock.now)
-    assert found is not None
     assert found.gpus == (GpuReading("GPU-1", 0, "nvidia", power_watts=100.0),)
     assert one.health(clock.now).errors == {IMPOSSIBLE: 1}
     assert one.health(clock.now).up is True

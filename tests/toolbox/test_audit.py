@@ -290,8 +290,7 @@ def test_any_document_is_read_or_refused(tmp_path_factory: pytest.TempPathFactor
 
 def item_of(capsys: Capsys, name: str, arguments: str, more: str = "") -> dict[str, Any]:
     asked = f"--vllm-version 0.30.0 --gpu L40S:48 {more}"
-    found: dict[str, Any] = items_of(capsys, f"vllm serve llama-3-8b {arguments}", asked)[name]
-    return found
+    return items_of(capsys, f"vllm serve llama-3-8b {arguments}", asked)[name]
 
 
 @pytest.mark.parametrize(("tokens", "result"), [("4", "fail"), ("8", "pass")])

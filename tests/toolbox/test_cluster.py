@@ -97,8 +97,7 @@ def diagnose(capsys: Capsys, *more: str) -> tuple[int, dict[str, Any]]:
 
 
 def step(document: dict[str, Any], number: int) -> dict[str, Any]:
-    found: dict[str, Any] = document["engines"][0]["triage"][number - 1]
-    return found
+    return document["engines"][0]["triage"][number - 1]
 
 
 def test_all_steps_of_a_pod_under_pressure(capsys: Capsys, kubectl: FakeKubectl) -> None:

@@ -33,8 +33,7 @@ CHAT = PODS[0]
 
 def document_of(path: Path) -> dict[str, Any]:
     """What an exporter would say at the end of a recording."""
-    document: dict[str, Any] = json.loads(_said_of(path))
-    return document
+    return json.loads(_said_of(path))
 
 
 @cache

@@ -39,8 +39,7 @@ def text_of(capsys: Capsys, typed: str, status: int = 0) -> str:
 
 
 def step(document: dict[str, Any], words: str) -> dict[str, Any]:
-    found: dict[str, Any] = next(item for item in document["steps"] if words in item["title"])
-    return found
+    return next(item for item in document["steps"] if words in item["title"])
 
 
 # --- the plan ---------------------------------------------------------------------------------------------

@@ -165,7 +165,6 @@ def test_names_cannot_write_to_the_terminal(serve_json: ServeJson) -> None:
 
 def test_a_server_that_dies_is_down_since_then() -> None:
     server = subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    assert server.stdout is not None
     url = server.stdout.readline().strip()
     with server, Terminal("top", url, f"b/late=http://{dead_address()}") as terminal:
         until(lambda: "idle" in terminal.text)

@@ -358,7 +358,6 @@ def test_logged_arguments() -> None:
         " 'chat_template': 'it\\'s, {odd', 'seed': None}"
     )
     found = from_log(line)
-    assert found is not None
     assert (found.max_num_seqs, found.max_model_len, found.gpu_memory_utilization) == (64, 2048, 0.85)
     assert (found.model, found.served_model_name) == ("./small", "tiny")
     assert found.is_explicit("max_num_batched_tokens") is False
@@ -368,7 +367,6 @@ def test_logged_arguments() -> None:
 
 def test_the_older_logged_form_prints_defaults_and_proves_nothing_explicit() -> None:
     found = from_log("args: Namespace(model='m', max_num_seqs=256, max_model_len=None, lora_modules=None)")
-    assert found is not None
     assert found.max_num_seqs == 256
     assert found.max_model_len is None
     assert found.is_explicit("max_num_seqs") is None

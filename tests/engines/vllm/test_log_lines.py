@@ -234,7 +234,6 @@ TEXTS = list(rows())
 @pytest.mark.parametrize(("line", "event", "values"), TEXTS, ids=[f"{i}-{t[1]}" for i, t in enumerate(TEXTS)])
 def test_text_of_each_version(line: str, event: str, values: dict[str, object]) -> None:
     found = recognise(strip(line))
-    assert found is not None
     assert found.event == event
     given = {"version": found.version} if found.version else {}
     assert_near({**found.facts, **found.allocator, **given}, values)
@@ -294,7 +293,6 @@ MESSAGE = "Using max model len 2048"
 def test_prefix_colours_and_json_are_removed(line: str) -> None:
     assert strip(line) == MESSAGE
     found = recognise(strip(line))
-    assert found is not None
     assert found.event == "max_model_len"
 
 

@@ -31,9 +31,7 @@ FACT = "Using max model len 2048"
 
 
 def engine_pod(name: str = "a") -> Pod:
-    found = read_pod(pod(name), Policy())
-    assert found is not None
-    return found
+    return read_pod(pod(name), Policy())
 
 
 A = engine_pod()

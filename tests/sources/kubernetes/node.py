@@ -174,9 +174,7 @@ class Node:
         self.api.delete(document)
 
     def pod(self, name: str) -> Pod:
-        found = read_pod(self.pods[name], Policy())
-        assert found is not None
-        return found
+        return read_pod(self.pods[name], Policy())
 
     def container_cgroup(self, pod: Pod) -> Path:
         """Where the kernel accounts for a pod's container."""
@@ -229,7 +227,6 @@ class Node:
             self._exporter, self._port = None, 0
 
     def _listen(self) -> None:
-        assert self._exporter is not None
         assert self._exporter.stderr is not None
         for line in self._exporter.stderr:
             self.stderr.append(line)
@@ -238,7 +235,6 @@ class Node:
 
     @property
     def exporter_pid(self) -> int:
-        assert self._exporter is not None
         return self._exporter.pid
 
     def lists(self) -> int:
@@ -251,7 +247,6 @@ class Node:
         return self._memory("VmHWM")
 
     def _memory(self, name: str) -> int:
-        assert self._exporter is not None
         status = Path(f"/proc/{self._exporter.pid}/status").read_text()
         return int(re.search(rf"{name}:\s+(\d+) kB", status)[1]) * 1024
 

@@ -26,14 +26,11 @@ NO_SECRETS_PARSED = ("kv_role",)  # inside a JSON argument
 
 
 def document(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((PODS / name).read_text())
-    return found
+    return json.loads((PODS / name).read_text())
 
 
 def read(name: str) -> Pod:
-    pod = read_pod(document(name), Policy())
-    assert pod is not None
-    return pod
+    return read_pod(document(name), Policy())
 
 
 def cases(part: str) -> list[tuple[str, str, Any]]:
@@ -116,7 +113,6 @@ def test_a_nim_that_serves_no_language_model_is_named(image: str, why: str) -> N
     nim = document("nim/nim-llm.json")
     nim["spec"]["containers"][0]["image"] = f"nvcr.io/nim/{image}:1.0"
     pod = read_pod(nim, Policy())
-    assert pod is not None
     assert [row.why for row in pod.rows] == [why]
 
 
@@ -198,7 +194,6 @@ def test_the_exporter_takes_no_other_program_that_serves_for_an_engine_least_of_
         ),
         Policy(),
     )
-    assert pod is not None
     assert (pod.engines, pod.rows) == ((), ())
 
 
@@ -335,9 +330,7 @@ def member(one: Member) -> Pod:
     env = [{"name": name, "value": value} for name, value in LWS_ENV.items()]
     image = "lmsysorg/sglang:v0.5.5" if "sglang" in script else "vllm/vllm-openai:v0.11.0"
     server = objects.container("main", image=image, command=["bash", "-c", script], env=env, ports=[])
-    found = read_pod(objects.pod(name, labels=labels, containers=[server]), Policy())
-    assert found is not None
-    return found
+    return read_pod(objects.pod(name, labels=labels, containers=[server]), Policy())
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -391,10 +384,7 @@ def test_what_only_an_image_or_a_text_names_is_assumed_until_it_answers(
     for given, expected in (({}, assumed), ({"kvpressure.io/port": "8000"}, False)):
         document["metadata"]["annotations"] = given
         pod = read_pod(document, Policy())
-        assert pod is not None
         (engine,) = pod.engines
-        assert engine.target is not None
-        assert engine.reading.run is not None
         assert (engine.target.assumed, engine.reading.run.assumed) == (expected, expected)
 
 
@@ -424,7 +414,6 @@ def test_a_target_is_an_address_that_answers_or_there_is_a_reason(
 ) -> None:
     given = [{"name": name, "value": value} for name, value in env.items()]
     pod = read_pod(container_of_image("registry.internal/llm:1", command=command, env=given, **GPU), Policy())
-    assert pod is not None
     (engine,) = pod.engines
     assert tuple(target.port for target in engine.targets) == ports
     assert [row.why for row in pod.rows] == [why]
@@ -434,7 +423,6 @@ def test_a_proxy_in_front_of_a_loopback_listener_is_the_target_that_an_annotatio
     document = container_of_image("vllm/vllm-openai:v0.11.0", command=["vllm", "serve", "m", "--host", "127.0.0.1"])
     document["metadata"]["annotations"] = {"kvpressure.io/port": "8443", "kvpressure.io/scheme": "https"}
     pod = read_pod(document, Policy())
-    assert pod is not None
     assert [target.name for engine in pod.engines for target in engine.targets] == ["https://10.0.0.7:8443/metrics"]
 
 
@@ -461,10 +449,8 @@ def test_accelerators_are_known_by_their_vendor_and_named_as_they_are_asked_for(
     limits = NETWORK | {name: str(count) for name, count in asked.items()}
     for other, why in ((image, "image"), ("registry.internal/llm:1", "no_sign")):
         pod = read_pod(container_of_image(other, command=["/start.sh"], resources={"limits": limits}), Policy())
-        assert pod is not None
         assert [(row.why, row.gpus) for row in pod.rows] == [(why, asked)]
     pod = read_pod(container_of_image(image, command=["/start.sh"], resources={"limits": NETWORK}), Policy())
-    assert pod is not None
     assert [(row.why, row.gpus) for row in pod.rows] == [("no_gpu", {})]
 
 
@@ -488,7 +474,6 @@ POOLS = {  # pool, role, and what gave it
 def test_pool_of_the_pods_of_each_project(name: str) -> None:
     """``kv_both`` of llm-d and AIBrix is no role, and of a Deployment the pool is the Deployment."""
     (pool,) = {target.pool for engine in read(name).engines for target in engine.targets}
-    assert pool is not None
     assert (pool.name, pool.role, pool.source) == POOLS[name]
 
 
@@ -554,11 +539,8 @@ def test_pool_by_owner_labels_arguments_and_name(
     """Labels from the sources of the orchestrators, of which no pod is among the fixtures."""
     server = objects.container(command=command, env=[{"name": "DYN_SYSTEM_PORT", "value": "8000"}])
     found = read_pod(objects.pod(name, owner=owner, labels=labels, containers=[server]), Policy())
-    assert found is not None
     (engine,) = found.engines
-    assert engine.target is not None
     found_pool = engine.target.pool
-    assert found_pool is not None
     assert (found_pool.name, found_pool.role, found_pool.source) == pool
 
 

@@ -46,7 +46,6 @@ def test_engines_of_this_node_and_nothing_else(api: FakeApi, settings: Build) ->
     reading = source.read()
     source.close()
     assert names(reading) == [("inference", "a", "vllm")]
-    assert reading.containers is not None
     assert reading.containers[0].restarts == 2
     assert reading.containers[0].last_termination == Termination("OOMKilled", 137)
     assert [t.name for t in chosen.shared.targets] == ["http://10.0.0.5:8000/metrics"]

@@ -28,9 +28,7 @@ SELECTED = Policy(selected=True)
 
 
 def read(document: dict[str, Any], policy: Policy = ALL) -> Pod:
-    found = read_pod(document, policy)
-    assert found is not None
-    return found
+    return read_pod(document, policy)
 
 
 def engine(document: dict[str, Any], policy: Policy = ALL) -> EngineContainer:
@@ -40,16 +38,13 @@ def engine(document: dict[str, Any], policy: Policy = ALL) -> EngineContainer:
 
 
 def target(document: dict[str, Any], policy: Policy = ALL) -> Target:
-    found = engine(document, policy).target
-    assert found is not None
-    return found
+    return engine(document, policy).target
 
 
 def test_a_plain_engine() -> None:
     found = read(pod(restarts=3, last={"reason": "OOMKilled", "exitCode": 137, "finishedAt": "2026-01-02T03:04:05Z"}))
     assert (found.namespace, found.name, found.phase) == ("inference", "vllm-0", "Running")
     one = found.engines[0]
-    assert one.target is not None
     assert one.target.name == "http://10.0.0.5:8000/metrics"
     assert (one.target.namespace, one.target.pod, one.target.container) == ("inference", "vllm-0", "vllm")
     assert one.target.args == ("vllm", "serve", "--max-num-seqs=64", "--model=org/model")
@@ -78,7 +73,6 @@ IMAGE = "vllm/vllm-openai:v0.32.0"
 )
 def test_a_program_that_cannot_be_looked_into_is_assumed_to_serve(fields: dict[str, Any]) -> None:
     (found,) = read(pod(containers=[container(**fields)])).engines
-    assert found.reading.run is not None
     assert found.reading.run.assumed == (fields.get("args") != ["--model", "m"])
 
 
@@ -496,7 +490,6 @@ def run_of(
     document["status"]["containerStatuses"][0]["state"] = {"running": {"startedAt": f"{DAY}{started}Z"}}
     reading = engine(document).reading
     assert reading.run is not None
-    assert reading.pool is not None
     return reading.run, reading.pool.revision
 
 

@@ -45,8 +45,7 @@ def one(rocm: Path, tmp_path: Path, device: SmiDevice, **card: object) -> dict[s
     trees.mi300x(tmp_path / "sys", 1, **GAPS | card)
     write(tmp_path / "world", [device])
     (reading,) = readings(rocm, tmp_path / "world", tmp_path / "sys")
-    gpu: dict[str, Any] = reading["gpus"][0]
-    return gpu
+    return reading["gpus"][0]
 
 
 def refusal(rocm: Path, tmp_path: Path, devices: list[SmiDevice], **world: Any) -> str:

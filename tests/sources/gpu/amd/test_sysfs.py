@@ -43,9 +43,7 @@ def source(root: Path, clock: Clock | None = None) -> AmdSource:
 
 
 def read(root: Path) -> tuple[GpuReading, ...]:
-    gpus = source(root).read().gpus
-    assert gpus is not None
-    return gpus
+    return source(root).read().gpus
 
 
 def device_of(tree: Tree, bus: str) -> Path:

@@ -53,37 +53,32 @@ class Child:
 
     def read(self) -> dict[str, Any]:
         """One reading: gpus, errors, expected; or reason, fatal, detail; and seconds, threads."""
-        got: dict[str, Any] = self._tell({"op": "read"})
-        return got
+        return self._tell({"op": "read"})
 
     def gpus(self) -> list[dict[str, Any]]:
         got = self.read()
         assert "gpus" in got, got
-        gpus: list[dict[str, Any]] = got["gpus"]
-        return gpus
+        return got["gpus"]
 
     def advance(self, seconds: float, drift: float = 0.0) -> None:
         """Move the source's clock, and let it go on by ``drift`` seconds each time it is asked from now on."""
         self._tell({"op": "advance", "seconds": seconds, "drift": drift})
 
     def calls(self) -> dict[str, int]:
-        got: dict[str, int] = self._tell({"op": "calls"})
-        return got
+        return self._tell({"op": "calls"})
 
     def sweep(self, worlds: list[World], reads: int, **settings: Any) -> list[dict[str, Any]]:
         """Readings of a fresh source for each world, ``reads`` apiece, one second apart."""
         texts = [world.render() for world in worlds]
-        result: list[dict[str, Any]] = self._tell(
+        return self._tell(
             {"op": "sweep", "worlds": texts, "reads": reads, "path": str(self.world_path), "settings": settings}
         )
-        return result
 
     def close_source(self) -> None:
         self._tell({"op": "close"})
 
     def _tell(self, command: dict[str, Any]) -> Any:
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         print(json.dumps(command), file=self._process.stdin, flush=True)
         line = self._process.stdout.readline()
         assert line, f"child ended with {self._process.wait()}"

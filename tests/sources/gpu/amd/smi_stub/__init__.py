@@ -23,7 +23,6 @@ ROOT = Path(__file__).parents[5]
 def wrapper_symbols() -> list[str]:
     """Every function that the installed wrapper binds at import."""
     spec = importlib.util.find_spec("amdsmi")
-    assert spec is not None
     assert spec.origin is not None, "the tests need the amdsmi package (extra: dev)"
     text = Path(spec.origin).with_name("amdsmi_wrapper.py").read_text(encoding="utf-8")
     return sorted(set(re.findall(r"_libraries\['libamd_smi\.so'\]\.(\w+)", text)))
@@ -87,5 +86,4 @@ def readings(rocm: Path, world: Path, sysfs: Path, times: int = 1, step: float =
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    parsed: list[dict[str, Any]] = json.loads(done.stdout)
-    return parsed
+    return json.loads(done.stdout)

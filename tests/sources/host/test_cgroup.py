@@ -10,11 +10,11 @@ import pytest
 
 from kvpressure.model.readings import ContainerReading
 from kvpressure.settings.settings import Settings
-from kvpressure.sources.base import SourceError
 from kvpressure.sources.host import cgroup as cgroup_module
 from kvpressure.sources.host.cgroup import MISSING_SECONDS, REASONS, CgroupSource
 from kvpressure.sources.kubernetes.pod import Pod
 from kvpressure.sources.kubernetes.podspec import Policy, read_pod
+from tests.helpers.failing import reason_of
 from tests.sources.kubernetes.objects import pod
 
 Build = Callable[..., Settings]
@@ -175,15 +175,8 @@ def test_only_new_containers_cost_a_walk(settings: Build, tmp_path: Path, monkey
     assert len(walks) == count
 
 
-def reason(found: CgroupSource) -> str:
-    with pytest.raises(SourceError) as caught:
-        found.read()
-    assert caught.value.reason in REASONS
-    return caught.value.reason
-
-
 def test_reasons(settings: Build, tmp_path: Path) -> None:
-    assert reason(source(settings, tmp_path / "missing")) == "no_cgroup_tree"
-    assert reason(source(settings, tmp_path)) == "not_cgroup_v2"
+    assert reason_of(source(settings, tmp_path / "missing").read, REASONS) == "no_cgroup_tree"
+    assert reason_of(source(settings, tmp_path).read, REASONS) == "not_cgroup_v2"
     (tmp_path / "cgroup.controllers").touch()
-    assert reason(CgroupSource(settings(host_cgroup=tmp_path))) == "pods_unknown"
+    assert reason_of(CgroupSource(settings(host_cgroup=tmp_path)).read, REASONS) == "pods_unknown"

@@ -13,12 +13,12 @@ import pytest
 from kvpressure.engines.vllm.log_lines import recognise
 from kvpressure.model.readings import GpuOwner
 from kvpressure.settings.settings import Settings
-from kvpressure.sources.base import SourceError
 from kvpressure.sources.host import container_logs as logs
 from kvpressure.sources.host import log_files as logfile
 from kvpressure.sources.host.container_logs import REASONS, LogsSource
 from kvpressure.sources.kubernetes.pod import Pod
 from kvpressure.sources.kubernetes.podspec import Policy, read_pod
+from tests.helpers.failing import reason_of
 from tests.sources.host.podlogs import PodLog
 from tests.sources.kubernetes.objects import of_static_pod, pod
 
@@ -346,19 +346,12 @@ def test_static_pods_have_their_hash_in_the_path(settings: Build, root: Path) ->
     assert Follower(settings, root, static).read() == [FACT]
 
 
-def reason(found: Follower) -> str:
-    with pytest.raises(SourceError) as caught:
-        found.read()
-    assert caught.value.reason in REASONS
-    return caught.value.reason
-
-
 def test_reasons(settings: Build, root: Path, follower: Follower) -> None:
     follower.shared.pods = None
-    assert reason(follower) == "pods_unknown"
+    assert reason_of(follower.read, REASONS) == "pods_unknown"
     found = Follower(settings, root, A)
     root.rmdir()
-    assert reason(found) == "no_log_directory"
+    assert reason_of(found.read, REASONS) == "no_log_directory"
 
 
 def test_files_are_closed(follower: Follower, root: Path) -> None:

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from kvpressure.model.readings import ContainerReading, GpuOwner, GpuProcess, GpuReading
 from kvpressure.settings.settings import Settings
-from kvpressure.sources.base import SourceError
 from kvpressure.sources.host.procfs import REASONS, ProcfsSource, pod_of_cgroup
 from kvpressure.sources.kubernetes.pod import EngineContainer, Pod
 from kvpressure.sources.scrape.targets import Target
+from tests.helpers.failing import reason_of
 
 UID = "0a1b2c3d-1111-2222-3333-444455556666"
 UNDERSCORED = UID.replace("-", "_")
@@ -141,16 +141,9 @@ def test_a_uid_is_not_another_without_its_dashes(settings: Build, tmp_path: Path
     assert source(settings, tmp_path, 10, pods=pods).read().process_pods == {}
 
 
-def reason(found: ProcfsSource) -> str:
-    with pytest.raises(SourceError) as caught:
-        found.read()
-    assert caught.value.reason in REASONS
-    return caught.value.reason
-
-
 def test_reasons(settings: Build, tmp_path: Path) -> None:
-    assert reason(source(settings, tmp_path / "missing", 1)) == "no_proc"
-    assert reason(source(settings, tmp_path, 1, pods=None)) == "pods_unknown"
+    assert reason_of(source(settings, tmp_path / "missing", 1).read, REASONS) == "no_proc"
+    assert reason_of(source(settings, tmp_path, 1, pods=None).read, REASONS) == "pods_unknown"
     (tmp_path / "7" / "cgroup").mkdir(parents=True)
     assert source(settings, tmp_path, 7).read().errors == {"unreadable": 1}
 
@@ -167,7 +160,7 @@ def test_the_proc_of_a_container_is_refused(settings: Build, tmp_path: Path) -> 
     """A file of this directory stands for a pid namespace that is not the host's."""
     (tmp_path / "namespace").touch()
     own_namespace(tmp_path / "own", "1", str(tmp_path / "namespace"))
-    assert reason(source(settings, tmp_path / "own", 1)) == "not_host_proc"
+    assert reason_of(source(settings, tmp_path / "own", 1).read, REASONS) == "not_host_proc"
     own_namespace(tmp_path / "host", "4711\t1", str(tmp_path / "namespace"))
     process(tmp_path / "host", 10, f"0::/kubepods/pod{UID}/{ID}\n")
     assert source(settings, tmp_path / "host", 10).read().process_pods == {10: ("ns", "a")}

@@ -10,9 +10,9 @@ import pytest
 from kvpressure.model.readings import GpuOwner, GpuReading
 from kvpressure.pipeline.joins import join_owners
 from kvpressure.settings.settings import Settings
-from kvpressure.sources.base import SourceError
 from kvpressure.sources.kubernetes import podresources
 from kvpressure.sources.kubernetes.podresources import REASONS, PodResourcesSource
+from tests.helpers.failing import reason_of
 from tests.sources.kubernetes.kubelet import FakeKubelet, claim
 
 Build = Callable[..., Settings]
@@ -37,13 +37,6 @@ def source(settings: Build) -> Iterator[PodResourcesSource]:
     made = PodResourcesSource(chosen)
     yield made
     made.close()
-
-
-def reason(source: PodResourcesSource) -> str:
-    with pytest.raises(SourceError) as caught:
-        source.read()
-    assert caught.value.reason in REASONS
-    return caught.value.reason
 
 
 @pytest.mark.attack(
@@ -87,26 +80,26 @@ def test_a_restarted_kubelet_has_a_new_socket(kubelet: FakeKubelet, source: PodR
     kubelet.pods = [claim("a", devices={"nvidia.com/gpu": ["GPU-1"]})]
     source.read()
     kubelet.stop()
-    assert reason(source) == "no_socket"
+    assert reason_of(source.read, REASONS) == "no_socket"
     kubelet.start()
     assert [owner.uuid for owner in source.read().owners or ()] == ["GPU-1"]
 
 
 def test_no_socket_and_nobody_behind_it(source: PodResourcesSource, tmp_path: Path) -> None:
-    assert reason(source) == "no_socket"
+    assert reason_of(source.read, REASONS) == "no_socket"
     (tmp_path / "kubelet.sock").write_text("not a socket")
-    assert reason(source) == "unavailable"
+    assert reason_of(source.read, REASONS) == "unavailable"
 
 
 def test_garbage_and_too_much(
     kubelet: FakeKubelet, source: PodResourcesSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kubelet.raw = b"\xff\xff\xff"
-    assert reason(source) == "bad_answer"
+    assert reason_of(source.read, REASONS) == "bad_answer"
     monkeypatch.setattr(podresources, "MAX_ANSWER_BYTES", 1000)
     kubelet.raw = None
     kubelet.pods = [claim(f"pod-{i}", devices={"nvidia.com/gpu": [f"GPU-{i % 3}"]}) for i in range(100)]
-    assert reason(source) == "too_large"
+    assert reason_of(source.read, REASONS) == "too_large"
     monkeypatch.setattr(podresources, "MAX_ANSWER_BYTES", 1_000_000)
     source.close()
     monkeypatch.setattr(podresources, "MAX_OWNERS", 10)

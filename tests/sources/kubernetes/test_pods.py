@@ -18,6 +18,7 @@ from kvpressure.sources.kubernetes import pods as pods_module
 from kvpressure.sources.kubernetes.node import NodeSource
 from kvpressure.sources.kubernetes.pod import Pod, with_uids_of_their_own
 from kvpressure.sources.kubernetes.pods import PodsSource
+from tests.helpers.failing import reason_of
 from tests.helpers.waiting import until
 from tests.sources.kubernetes.apiserver import FakeApi
 from tests.sources.kubernetes.objects import container, container_id, node, pod
@@ -28,13 +29,6 @@ FAST = (0.02, 0.1)
 
 def names(reading: Reading) -> list[tuple[str, str, str]]:
     return [(c.namespace, c.pod, c.container) for c in reading.containers or ()]
-
-
-def reason(source: PodsSource) -> str:
-    with pytest.raises(SourceError) as caught:
-        source.read()
-    assert caught.value.reason in pods_module.REASONS
-    return caught.value.reason
 
 
 def test_engines_of_this_node_and_nothing_else(api: FakeApi, settings: Build) -> None:
@@ -112,7 +106,7 @@ def test_a_server_that_never_answers(api: FakeApi, settings: Build, monkeypatch:
     monkeypatch.setattr(kube, "SYNC_SECONDS", 0.2)
     api.hang = True
     source = PodsSource(settings(kube_api_url=api.url))
-    assert reason(source) == "api_timeout"
+    assert reason_of(source.read, pods_module.REASONS) == "api_timeout"
     source.close()
 
 

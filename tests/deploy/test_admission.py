@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 # --- OpenShift
 
 
-@pytest.mark.parametrize("values", CI_VALUES.values(), ids=CI_VALUES.keys())
+@pytest.mark.parametrize("values", [*CI_VALUES.values(), {"hostPID": True}], ids=[*CI_VALUES.keys(), "hostPID"])
 def test_openshifts_constraints_admit_what_the_pods_are_and_nothing_more(values: Json) -> None:
     """By the fields of its definition in openshift/api; kubectl apply drops those that are null."""
     values = values | {"openshift": {"enabled": True}}
@@ -36,12 +36,9 @@ def test_openshifts_constraints_admit_what_the_pods_are_and_nothing_more(values:
     assert scc["allowedCapabilities"] == scc["defaultAddCapabilities"] == []
     assert scc["readOnlyRootFilesystem"] is True
     assert (scc["seLinuxContext"]["type"] == "RunAsAny") is ("seLinuxOptions" in values)
-    assert not any(scc[f"allowHost{what}"] for what in ("IPC", "Network", "PID", "Ports"))
-
-
-def test_openshifts_constraints_admit_the_nodes_processes_where_they_are_asked_for() -> None:
-    values = {"hostPID": True, "openshift": {"enabled": True}}
-    assert only(render(values), "SecurityContextConstraints")["allowHostPID"] is True
+    assert [pod.get("hostPID", False) for pod in specs] == [scc["allowHostPID"]] * len(specs)
+    assert scc["allowHostPID"] is values.get("hostPID", False), "NVIDIA's drivers name no process without it"
+    assert not any(scc[f"allowHost{what}"] for what in ("IPC", "Network", "Ports"))
 
 
 @pytest.mark.parametrize("existing", ["", "privileged"])

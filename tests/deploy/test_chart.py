@@ -196,12 +196,6 @@ def leaves(values: Json, free: set[str], prefix: str = "") -> set[str]:
     return names
 
 
-def test_lint_is_clean() -> None:
-    report = helm_python.lint(CHART, strict=True)
-    assert report["errors"] == []
-    assert [message for message in report["messages"] if message["severity"] > 1] == []
-
-
 def test_every_value_is_switched_here() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     free = {"nvidia.affinity", "amd.affinity", "resources", "dashboards.labels"}
@@ -224,6 +218,7 @@ def test_the_example_values_render_on_every_kubernetes(values: Json) -> None:
     assert problems(render(values)) == []
     report = helm_python.lint(CHART, values, strict=True)
     assert report["errors"] == []
+    assert [message for message in report["messages"] if message["severity"] > 1] == []
 
 
 @pytest.mark.parametrize(

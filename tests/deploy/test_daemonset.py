@@ -66,12 +66,6 @@ def load(documents: list[Json], vendor: str, directory: Path) -> Settings:
         return settings.from_args(parser.parse_args(["--config", str(directory / "config.yaml")]))
 
 
-@pytest.mark.parametrize("wanted", [True, False])
-def test_the_pid_namespace_of_the_node_is_asked_for_by_name_only(wanted: bool) -> None:
-    """Current NVIDIA drivers name no process without it."""
-    assert [pod.get("hostPID", False) for pod in pods({"hostPID": wanted})] == [wanted]
-
-
 @pytest.mark.parametrize("values", CASES.values(), ids=CASES.keys())
 def test_the_security_profile(values: Json) -> None:
     uid = values.get("runAsUser", 0)
@@ -211,15 +205,7 @@ def test_what_is_written_goes_to_the_scratch_directory(tmp_path: Path) -> None:
 
 
 def test_settings_of_one_vendor_do_not_stop_the_other(tmp_path: Path) -> None:
-    documents = render(
-        BOTH
-        | {
-            "config": {
-                "nvidia.gpm": True,
-                "log.format": "json",
-            }
-        }
-    )
+    documents = render(BOTH | {"config": {"nvidia.gpm": True, "log.format": "json"}})
     nvidia, amd = load(documents, "nvidia", tmp_path), load(documents, "amd", tmp_path)
     assert (nvidia.nvidia_gpm, nvidia.log_format) == (True, "json")
     assert (amd.nvidia_gpm, amd.log_format) == (False, "json")

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
+SECRET: Final = "Zq7hunterXw2"
 
 NUMBERS = (
     *("0", "1", "-1", "0.5", "1e3", "1.7e308", "-1.7e308", "1e400", "NaN", "+Inf", "-Inf", "nan", "inf", "1_0", "0x1f"),
     *("9" * 30, "9" * 400, "-0", "0.0001", "4294967296", "9223372036854775808", "1e-400", "00", "１", "", "True"),
 )
 SIGNS = "{}[]()\"'\\,;:=#&|<>$`!?*@%^~-+._/ \t\n\r\x00\x1b\x7f\x85\u2028\u202e\ufeffé😀\ud800"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is fuzzed. ``make`` draws a case (JSON or bytes), ``check`` raises where not all holds that it says."""
+
+    name: str
+    make: Callable[[Random], Any]
+    check: Callable[[Any], None]
 
 
 def number(rng: Random) -> str:

@@ -19,9 +19,8 @@ from kvpressure.runtime.plausibility import believed
 from kvpressure.sources.base import Reading
 from kvpressure.sources.plugin_metrics import read_plugin_metrics
 from kvpressure.sources.scrape.scanner import parse_scrape
-from tests.fuzz import parsers
-from tests.fuzz.draws import number
-from tests.fuzz.parsers import Subject
+from tests.fuzz import ours, parsers
+from tests.fuzz.draws import SECRET, Subject, number
 from tests.helpers.three_engines import BAD, GIB, PODS, Shown, T, assert_innocent
 
 NAMES: Final = (
@@ -57,7 +56,7 @@ def make_node(rng: Random) -> dict[str, Any]:
     if rng.random() < 0.4:
         changes["report"] = parsers.make_plugin_page(rng)
     if rng.random() < 0.4:
-        changes["logs"] = [parsers.make_log_line(rng) for _ in range(rng.randrange(4))]
+        changes["logs"] = [ours.make_log_line(rng) for _ in range(rng.randrange(4))]
     return changes
 
 
@@ -103,7 +102,7 @@ def check_node(changes: Mapping[str, Any]) -> None:
         if not line.startswith("#") and line not in _sound_lines(ticks):
             assert_sound_line(line)
     metrics = "".join(shown.metrics)
-    assert parsers.SECRET not in metrics + shown.html + shown.json
+    assert SECRET not in metrics + shown.html + shown.json
     assert not any(script in shown.html for script in ("<img", "onerror=alert(1)>", "' onload='"))
     for sign in "\x1b\u202e\x00":
         assert sign not in shown.html and sign not in metrics

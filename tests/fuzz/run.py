@@ -14,9 +14,9 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
+from tests.fuzz.draws import Subject
 from tests.fuzz.node import NODE
 from tests.fuzz.parsers import SUBJECTS as PARSERS
-from tests.fuzz.parsers import Subject
 
 SUBJECTS: Final = {**PARSERS, NODE.name: NODE}
 CORPUS: Final = Path(__file__).parents[1] / "fixtures" / "fuzz"

@@ -18,12 +18,6 @@ from lab.accuracy.incidents import judge, judge_capture
 from lab.accuracy.run import Run, Sample, Tick, read_truth
 from lab.accuracy.score import rates, score
 from lab.accuracy.telemetry import (
-    EPISODE,
-    NEUTRAL,
-    NO_CLAIM,
-    OTHER,
-    POSITIVE,
-    detection,
     windows,
 )
 
@@ -42,43 +36,6 @@ def busy(t: float, **values: float) -> Sample:
     return Sample(t, **{"running": 5.0, "waiting": 3.0, "kv": 0.5, **values})
 
 
-def test_windows_are_thirty_seconds_with_work_in_most_samples() -> None:
-    idle = [Sample(float(t), running=0.0, waiting=0.0) for t in range(30)]
-    work = [busy(float(t)) for t in range(30, 76)]
-    found = windows(PRESSURE, run(idle + work))
-    assert [window.start for window in found] == [30.0, 60.0]  # the last one spans 15 s
-    assert [window.start for window in windows(PRESSURE, run(idle + work[:-1]))] == [30.0]
-    mixed = [busy(float(t)) if t % 5 else Sample(float(t)) for t in range(30)]  # 24 of 30 = 80 %
-    assert len(windows(PRESSURE, run(mixed))) == 1
-    assert windows(PRESSURE, run([Sample(0.0), *mixed[0:1], *mixed[2:]])) == []
-
-
-def test_a_window_is_positive_when_the_counter_rose_in_it_even_across_its_edge() -> None:
-    samples = [busy(float(t), preemptions=0.0 if t < 30 else 4.0) for t in range(90)]
-    assert [window.kind for window in windows(PRESSURE, run(samples))] == [OTHER, POSITIVE, OTHER]
-    first = [busy(float(t), preemptions=7.0 + (t > 3)) for t in range(30)]
-    assert [window.kind for window in windows(PRESSURE, run(first))] == [POSITIVE]
-    before = [busy(float(t), preemptions=7.0) for t in range(30)]  # preempted before the recording began
-    assert [window.kind for window in windows(PRESSURE, run(before))] == [OTHER]
-
-
-@pytest.mark.parametrize(
-    ("label", "counter", "full", "kind"),
-    [
-        ("kv_pressure", True, True, OTHER),  # a full cache without preemption is no preemption where they are counted
-        ("kv_pressure", False, True, EPISODE),
-        ("kv_pressure", False, False, OTHER),
-        ("cap_or_compute_bound_no_kv_pressure", False, True, OTHER),
-        ("kv_near_full_no_preemption", True, True, NEUTRAL),
-        ("kv_usage_not_recorded", False, True, NO_CLAIM),
-    ],
-)
-def test_what_a_window_was(label: str, counter: bool, full: bool, kind: str) -> None:
-    values = {"kv": 0.98 if full else 0.6, **({"preemptions": 0.0} if counter else {})}
-    (window,) = windows(Telemetry("x/y", label, False), run([busy(float(t), **values) for t in range(30)]))
-    assert window.kind == kind
-
-
 def test_one_tick_claims_a_window_for_and_against() -> None:
     samples = [busy(float(t), preemptions=float(t >= 30)) for t in range(60)]
     said = ["healthy"] * 60
@@ -89,19 +46,6 @@ def test_one_tick_claims_a_window_for_and_against() -> None:
     assert found.false_per_1000 == 1000.0
     unknown = rates(windows(PRESSURE, run(samples, "unknown")))
     assert (unknown.found, unknown.informative) == (0, 0)
-
-
-def test_time_to_detect_counts_from_the_first_sample_that_qualifies() -> None:
-    samples = [busy(float(t), kv=0.98 if t >= 20 else 0.5, preemptions=float(t >= 25)) for t in range(60)]
-    late = detection(PRESSURE, run(samples, ["healthy"] * 33 + ["kv_pressure"] * 27))
-    assert late is not None
-    assert (late.onset, late.first_preemption, late.delay, late.changes) == (20.0, 25.0, 13.0, 1)
-    never = detection(PRESSURE, run(samples))
-    assert never is not None
-    assert never.delay is None
-    assert detection(replace(PRESSURE, label="kv_near_full_no_preemption"), run(samples)) is None
-    without_queue = [replace(sample, waiting=0.0, preemptions=0.0) for sample in samples]
-    assert detection(PRESSURE, run(without_queue)) is None
 
 
 WANTED, FORBIDDEN, NONE = frozenset({"host_bound"}), frozenset({"kv_pressure"}), frozenset[str]()

@@ -150,17 +150,6 @@ def test_a_standstill_that_no_peer_explains_is_one_of_the_engine(page, args, ver
     assert states[-1].diagnosis.verdict == verdict
 
 
-def test_loads_whose_end_nothing_counts_are_not_called_stuck() -> None:
-    """A decode server that is well, of whose page only gauges are known: some request is always on its way."""
-    pipeline, said = Pipeline(), set[tuple[str, bool | None]]()
-    with Reader(FIXTURES / "recordings" / "sglang-incidents" / "SG20.jsonl.gz") as recording:
-        for snapshot in recording:
-            found = pipeline.observe(snapshot).engines[0].diagnosis
-            said.add((found.verdict, found.conditions["loads_stuck"]))
-    assert {verdict for verdict, _ in said} <= {"healthy", "unknown"}
-    assert True not in {stuck for _, stuck in said}
-
-
 def test_what_is_counted_by_rank_is_told_by_request() -> None:
     states, _ = said_of(PREFILL)
     expired = states[-1].signals.transfers.leases_expired_ratio

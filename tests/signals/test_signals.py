@@ -38,22 +38,6 @@ def test_the_maximum_forgets_after_a_minute():
     assert kv_of(rows).kv_used_ratio_max == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize(
-    ("config", "engines", "expected"),
-    [
-        ({"kv_cache_size_tokens": "8192", "num_gpu_blocks": "1"}, 1, 8192),
-        ({"num_gpu_blocks": "5646", "block_size": "16"}, 1, 5645 * 16),
-        ({"num_gpu_blocks": "512", "block_size": "32"}, 2, 255 * 32),  # summed over two data-parallel engines
-        ({"num_gpu_blocks": "None", "block_size": "16"}, 1, None),
-        ({"block_size": "16"}, 1, None),
-        ({}, 1, None),
-    ],
-)
-def test_capacity_from_configuration(config, engines, expected):
-    reading = r.EngineReading("m", "0", cache_config=config)
-    assert dialect("vllm").capacity_tokens(reading, engines) == expected
-
-
 def test_a_gauge_that_stays_zero_while_tokens_flow_is_not_recorded():
     rows = every(2, [{r.KV_USAGE: 0.0, r.RUNNING: 4, r.GENERATION_TOKENS: 100 * i} for i in range(5)])
     found = kv_of(rows, ever=False)
@@ -168,34 +152,6 @@ def test_the_mean_batch_under_preemption_is_that_of_the_samples():
     assert batch.batch_signals(unseen, None, T, preempting=True).batch_mean is None
 
 
-def test_a_step_is_compared_with_the_fastest_of_a_batch_nearly_as_large():
-    steps = batch.FastestStep(T)
-    assert steps.ratio(0.0, 0.02, 5.0) is None
-    assert steps.ratio(14.0, 0.06, 5.0) is None, "the same quarter minute"
-    assert steps.ratio(20.0, 0.02, 5.0) == pytest.approx(1.0)
-    assert steps.ratio(40.0, 0.06, 5.0) == pytest.approx(3.0)
-    assert steps.ratio(41.0, 0.06, 10.0) == pytest.approx(1.5), "twice the batch may take twice as long"
-    assert steps.ratio(42.0, 0.06, 11.0) is None, "nothing like it was seen"
-    assert steps.ratio(43.0, 0.06, 1.0) == pytest.approx(3.0)
-
-
-@pytest.mark.parametrize(
-    ("running", "waiting", "limit", "expected"),
-    [
-        (1, 0, 256, 0.0),  # one user alone is not a collapse
-        (2, 98, 256, 0.98),  # a hundred want in, two run
-        (2, 98, 8, 0.75),  # against the limit of 8
-        (8, 98, 8, 0.0),  # at the limit: no collapse
-        (0, 0, 256, None),  # no demand
-        (0, 6, 256, 1.0),  # everybody waits
-    ],
-)
-def test_collapse_is_against_demand(running, waiting, limit, expected):
-    w = window(every(1, [{r.RUNNING: running, r.WAITING: waiting}] * 4))
-    found = batch_of(w, limit).batch_collapse_ratio
-    assert found == (None if expected is None else pytest.approx(expected))
-
-
 # --- load ---------------------------------------------------------------------------------------------------
 
 
@@ -252,31 +208,6 @@ def test_what_is_computed_when_it_is_read_is_of_the_moment_in_which_it_was_asked
 
 
 # --- context ------------------------------------------------------------------------------------------------
-
-BOUNDS = (100.0, 1000.0, 10000.0, INF)
-
-
-def longest_of(rows, **histograms):
-    longest = LongestContext(300)
-    for sample in window(every(1, rows), **histograms).history:
-        longest.observe(sample)
-    return longest.maximum()
-
-
-def test_a_single_finished_request_gives_its_exact_context():
-    prompts = [histogram(BOUNDS, (5, 5, 5, 5), 400), histogram(BOUNDS, (5, 5, 6, 6), 400 + 7321)]
-    outputs = [histogram(BOUNDS, (5, 5, 5, 5), 100), histogram(BOUNDS, (5, 6, 6, 6), 100 + 555)]
-    assert longest_of([{}, {}], **{r.REQUEST_PROMPT: prompts, r.REQUEST_OUTPUT: outputs}) == 7321 + 555
-
-
-def test_several_at_once_give_a_lower_bound():
-    prompts = [histogram(BOUNDS, (0, 0, 0, 0), 0), histogram(BOUNDS, (9, 9, 10, 10), 5400)]
-    assert longest_of([{}, {}], **{r.REQUEST_PROMPT: prompts}) == 1000  # one of ten lies in (1000, 10000]
-
-
-def test_a_long_prompt_shows_at_its_first_token():
-    started = [histogram((1.0, INF), (3, 3), 1), histogram((1.0, INF), (3, 4), 5)]
-    assert longest_of([{r.PROMPT_TOKENS: 900}, {r.PROMPT_TOKENS: 900 + 16_000}], **{r.TTFT: started}) == 16_000
 
 
 def test_the_longest_context_forgets_after_five_minutes():
@@ -355,32 +286,6 @@ def test_what_can_raise_an_alert_is_never_learned_as_usual(phase: str, usual: fl
     for i in range(300):
         base.learn(30 * i, True, {phase: usual if i < 6 else harmful})
     assert base.value(phase) == pytest.approx(usual)
-
-
-# --- throughput ---------------------------------------------------------------------------------------------
-
-
-def test_throughput_is_flat_when_demand_rose_and_tokens_did_not():
-    trend = Trend(T)
-    for i in range(10):
-        trend.observe(15.0 * i, 1000.0, 10.0)
-    assert trend.flat(300, 1010.0, 30.0) is True
-    assert trend.flat(300, 2000.0, 30.0) is False
-    assert trend.flat(300, 800.0, 10.0) is True  # fell while demand did not
-    assert trend.flat(300, 300.0, 3.0) is False  # fell with demand
-
-
-def test_throughput_trend_needs_two_minutes():
-    trend = Trend(T)
-    trend.observe(0.0, 1000.0, 10.0)
-    assert trend.flat(100, 10.0, 10.0) is None
-    assert trend.ratio(100.0, 500.0, 10.0) is None
-    assert trend.ratio(120.0, 500.0, 10.0) == pytest.approx(0.5)
-    assert trend.ratio(120.0, 2000.0, 10.0) == 1.0
-    assert trend.ratio(120.0, 500.0, 5.0) is None, "with less demand than ever before nothing can be compared"
-    trend.observe(130.0, 500.0, 5.0)
-    assert trend.ratio(140.0, 400.0, 5.0) is None, "nor with what is too young"
-    assert trend.ratio(250.0, 400.0, 5.0) == pytest.approx(0.8)
 
 
 # --- progress -----------------------------------------------------------------------------------------------

@@ -56,16 +56,6 @@ def test_counters_under_ever_new_names_are_forgotten_and_those_that_stay_are_not
     assert len(w._counters._last) <= 2 * MAX_NAMES
 
 
-def test_histogram_quantile_interpolates_inside_its_bucket():
-    begin = histogram((1.0, 2.0, 5.0, INF), (0, 0, 0, 0), 0.0)
-    end = histogram((1.0, 2.0, 5.0, INF), (10, 30, 40, 40), 70.0)
-    increase = histogram_increase(begin, end)
-    assert increase.increments == (10, 20, 10, 0)
-    assert increase.quantiles((0.5,))[0] == pytest.approx(1.5)  # rank 20 of 40, half through the bucket (1, 2]
-    assert increase.quantiles((0.95,))[0] == pytest.approx(4.4)  # rank 38: 8 of 10 through (2, 5]
-    assert increase.mean() == pytest.approx(1.75)
-
-
 def increase(bounds, counts, total):
     return histogram_increase(histogram(bounds, (0.0,) * len(bounds), 0.0), histogram(bounds, counts, total))
 
@@ -137,22 +127,6 @@ def test_history_is_bounded_and_ordered_for_any_spacing(gaps):
     assert items == sorted(items)
     assert [*history][-1] == items[-1]
     assert items[-1] - items[0] <= 930 + 400
-
-
-@pytest.mark.parametrize(
-    ("values", "q", "expected"),
-    [
-        ([1], 0.95, 1),
-        ([1, 2], 0.5, 1),
-        ([1, 2, 3, 4], 0.5, 2),
-        (list(range(1, 101)), 0.95, 95),
-        (list(range(1, 101)), 0.99, 99),
-        ([5, 5, 9], 1.0, 9),
-        ([5, 6, 9], 0.0, 5),
-    ],
-)
-def test_nearest_rank_quantile(values, q, expected):
-    assert quantile(values, q) == expected
 
 
 def test_slope_is_least_squares_and_needs_three_points():

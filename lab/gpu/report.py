@@ -1,4 +1,4 @@
-"""The results as a document: ``report.md`` beside the results; docs/reports/gpu-hardware.md sums it up."""
+"""The results as a document: ``report.md`` beside the results; docs/reports/gpu.md sums it up."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ SHOWN: Final = (
         "less than {memory_warning_ratio} of GPU memory is required",
         at_least("gpu_memory_needed", "memory_warning_ratio"),
         "{gpu_memory_needed} used without free KV blocks",
-        NO_GPU,
+        f"{NO_GPU}, or the size of a KV pool on it is unknown",
         "required GPU memory",
     ),
     Finding(

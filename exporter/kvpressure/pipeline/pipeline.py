@@ -582,10 +582,8 @@ def _gpus_of(track: EngineTrack, owners: Iterable[GpuOwner]) -> tuple[str, ...]:
 
 def _with_silent(gpus: tuple[str, ...], before: tuple[str, ...], readings: Iterable[GpuReading]) -> tuple[str, ...]:
     """An engine's GPUs, with those of ``before`` that do not answer: a driver lists no processes of a lost GPU."""
-    if len(gpus) >= len(before):
-        return gpus
-    silent = {gpu.uuid for gpu in readings if gpu.error is not None}
-    return (*gpus, *(uuid for uuid in before if uuid in silent and uuid not in gpus))[: len(before)]
+    silent = {gpu.uuid for gpu in readings if gpu.error is not None}.intersection(before).difference(gpus)
+    return (*gpus, *sorted(silent))[: max(len(gpus), len(before))]
 
 
 def _dialect_of(track: EngineTrack) -> EngineDialect:

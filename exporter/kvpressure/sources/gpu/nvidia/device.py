@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import pynvml
@@ -81,7 +82,7 @@ class NvmlDevice:
         throttle = fields.throttle_reasons(ask, handle)
         activity = Activity()
         if self._gpm is not None and self._mig is None:
-            activity = self._gpm.read(ask, self.identity.uuid, handle)
+            activity = self._gpm.read(handle, ask, self.identity.uuid)
         if slow:
             self._power_limit = fields.power_limit(ask, handle)
             self._processes = () if self._mig is not None else fields.processes(ask, handle)
@@ -101,15 +102,10 @@ class NvmlDevice:
         return reading, ask.why_silent()
 
     def _read_instances(self, mig: Mig, slow: bool) -> list[GpuReading]:
-        gpm = self._gpm
-        if gpm is None:
-            return mig.read(self.identity, self.handle, slow, None)
-
-        def activity(ask: DeviceQuery, uuid: str, instance: int) -> Activity:
-            return gpm.read(ask, uuid, self.handle, instance)
-
+        activity = None if self._gpm is None else partial(self._gpm.read, self.handle)
         readings = mig.read(self.identity, self.handle, slow, activity)
-        gpm.keep_only({reading.uuid for reading in readings})
+        if self._gpm is not None:
+            self._gpm.keep_only({reading.uuid for reading in readings})
         return readings
 
     def _look_for_mig(self) -> None:

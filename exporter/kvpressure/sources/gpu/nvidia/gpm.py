@@ -46,7 +46,7 @@ class Gpm:
             self._request.metrics[place].metricId = metric
         self._trails: dict[str, _Trail] = {}
 
-    def read(self, ask: DeviceQuery, uuid: str, handle: Any, instance: int | None = None) -> Activity:
+    def read(self, handle: Any, ask: DeviceQuery, uuid: str, instance: int | None = None) -> Activity:
         """Activity of the GPU ``handle``, or of its MIG instance ``instance``; ``uuid`` is that of the one read."""
         trail = self._trails.get(uuid)
         if trail is None:

@@ -17,20 +17,16 @@ def none_here(sysfs: Path) -> bool:
 
     False when the bus shows no device at all: it may be hidden.
     """
-    visible = any((sysfs / "bus/pci/devices").glob("*"))
-    return visible and PCI_VENDOR not in _vendors(sysfs) and not (sysfs / "module/nvidia").exists()
+    devices = list((sysfs / "bus/pci/devices").glob("*"))
+    return bool(devices) and not any(map(_is_gpu, devices)) and not (sysfs / "module/nvidia").exists()
 
 
-def _vendors(sysfs: Path) -> set[str]:
-    """PCI ids of the vendors of the node's display devices and accelerators."""
-    found = set()
-    for device in (sysfs / "bus/pci/devices").glob("*"):
-        try:
-            if _id(device / "class").startswith(DISPLAY_CLASSES):
-                found.add(_id(device / "vendor"))
-        except OSError:
-            continue  # unplugged while looking
-    return found
+def _is_gpu(device: Path) -> bool:
+    """Whether a PCI device is a display device or accelerator of NVIDIA's."""
+    try:
+        return _id(device / "class").startswith(DISPLAY_CLASSES) and _id(device / "vendor") == PCI_VENDOR
+    except OSError:
+        return False  # unplugged while looking
 
 
 def _id(path: Path) -> str:

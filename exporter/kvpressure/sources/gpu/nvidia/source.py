@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -219,11 +219,8 @@ class NvidiaSource:
             self._down_reason = None
         self._open_again.reset()
         errors = {gpu.error for gpu in gpus}
-        if gpus and errors <= codes.NEEDS_NEW_CONTAINER:
-            self._count_hopeless(gpus[0].error or codes.UNKNOWN)
-        else:
-            self._hopeless = 0
-            self._worked = self._worked or None in errors
+        self._worked = self._worked or None in errors
+        self._count_hopeless(errors)
         if not self._ailing():
             self._repair_again.reset()
         elif not self._repair_again.begun:  # an attempt that falls due during this reading is made in the next one
@@ -247,17 +244,18 @@ class NvidiaSource:
         self._down_reason = reason
         if reason == codes.LIBRARY_MISMATCH:
             return FatalSourceError(reason, "the driver was replaced; only a new container gets the new library")
-        if reason in codes.NEEDS_NEW_CONTAINER:
-            self._count_hopeless(reason)
-        else:
-            self._hopeless = 0
+        self._count_hopeless({reason})
         return _error(reason)
 
-    def _count_hopeless(self, reason: str) -> None:
-        self._hopeless += 1
+    def _count_hopeless(self, errors: Collection[str | None]) -> None:
+        """Note why each GPU, or the library, did not answer. Raises ``FatalSourceError`` when that has lasted."""
+        reasons = codes.NEEDS_NEW_CONTAINER.intersection(errors)
+        self._hopeless = self._hopeless + 1 if reasons and len(reasons) == len(errors) else 0
         patient = not self._worked and self._clock() - self._started < HOPELESS_SECONDS_FROM_START
         if self._hopeless >= HOPELESS_FAILURES and not patient:
-            raise FatalSourceError(reason, f"{self._hopeless} times in a row; a new container may get the GPUs back")
+            raise FatalSourceError(
+                min(reasons), f"{self._hopeless} times in a row; a new container may get the GPUs back"
+            )
 
 
 def _error(reason: str, detail: str = "") -> SourceError:

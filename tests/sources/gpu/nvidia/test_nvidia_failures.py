@@ -334,7 +334,7 @@ def test_a_call_that_fails_now_and_then_is_asked_at_each_reading(start: StartChi
 def test_a_gpu_that_refuses_everything_is_asked_again_at_once(start: StartChild) -> None:
     """A device cgroup that was lost and came back, unlike one call that a sandbox does not know."""
     child = start(World(gpus=[Gpu(codes=dict.fromkeys(SILENT, 17)), Gpu()]))
-    for _ in range(20):
+    for _ in range(15):
         assert errors(child) == ["blocked", None]
         child.advance(1)
     assert errors(child, World(gpus=[Gpu(), Gpu()])) == [None, None]

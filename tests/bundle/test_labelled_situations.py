@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,16 @@ import pytest
 import yaml
 from lab.alerts.engine import evaluate_each
 from lab.alerts.replayed import scrapes
-from lab.alerts.series import SCRAPE_SECONDS
+from lab.alerts.series import SCRAPE_SECONDS, samples
 
 from kvpressure.bundle.render import RULES, render
 from kvpressure.bundle.rules import Options, load_groups, metrics_read
 from kvpressure.bundle.values import BundleValues
+from kvpressure.model.isolation import Failure
+from kvpressure.model.pools import EnginePool
+from kvpressure.model.readings import EngineKey
+from kvpressure.model.signals import LoadSignals, ProgressSignals, RequestSignals, Signals, Slow, TransferSignals
+from kvpressure.model.state import Cause, Diagnosis, EngineState, State, engine_without_values
 from kvpressure.settings.thresholds import builtin
 from tests.helpers.rule_cases import needed_by
 from tests.helpers.situations import Fired, Situation, complaints, judge, load
@@ -85,9 +90,6 @@ def test_the_shortest_harm_on_record_pages_at_the_pace_of_the_rules() -> None:
 
 
 ENGINE = 'namespace="inf",pod="chat-0",model_name="m",engine="0"'
-BARE = 'namespace="",pod="10.0.0.9:8000",model_name="m",engine="0"'
-CAUSE = ',verdict="{}",stage="",cause="{}",action="{}"'
-
 
 SITE = "https://grafana.internal"
 
@@ -121,39 +123,55 @@ def rendered(folder: Path, series: Mapping[str, str], alert: str, dashboards: st
     return (result.stdout + result.stderr).replace(str(folder), "")  # whose name has numbers of its own
 
 
-def of_engine(engine: str, *, verdict: str = "", value: float = 0.95, action: str = "") -> dict[str, str]:
+NAMED = {
+    "InferenceSlow": "slow_badly",
+    "InferenceStalled": "stuck",
+    "InferenceRequestsFailing": "losing_requests_badly",
+}
+
+
+def of_engine(pod: str, *, verdict: str = "", value: float = 0.95, action: str = "", model: str = "m") -> EngineState:
     """An engine that is slow, stalled and loses requests."""
-    words = CAUSE.format(verdict, "the cause", action)
-    found = {
-        f'kvpressure_slow_seconds{{{engine},phase="ttft"}}': 41.2,
-        f'kvpressure_usual_seconds{{{engine},phase="ttft"}}': 0.1,
-        f"kvpressure_requests_waiting{{{engine}}}": 700,
-        f"kvpressure_requests_running{{{engine}}}": 256,
-        f"kvpressure_requests_in_flight{{{engine}}}": 956,
-        f"kvpressure_no_progress_seconds{{{engine}}}": 250,
-        f"kvpressure_requests_lost_ratio{{{engine}}}": 0.87,
-        **({f"kvpressure_cause_info{{{engine}{words}}}": value} if verdict else {}),
-        **{
-            f'kvpressure_harm{{{engine},pool="chat",role="",harm="{name}",level="{level}"}}': value
-            for name, level, value in (
-                *(("slow", level, 41.2) for level in ("critical", "warning")),
-                *(("losing_requests", level, 0.87) for level in ("critical", "warning")),
-                ("stuck", "critical", 250),
-            )
-        },
-    }
-    return {name: f"{number}+0x30" for name, number in found.items()}
+    namespace, _, name = pod.rpartition("/")
+    signals = Signals(
+        time=0.0,
+        load=LoadSignals(waiting=712, running=256, in_flight=968),
+        requests=RequestSignals(requests_lost_ratio=0.87, failed_ratio=0.87, abandoned_usual_ratio=0.021),
+        progress=ProgressSignals(seconds_without_progress=250),
+    )
+    slow = Slow("ttft", 41.2, 0.103, badly=True)
+    published: dict[str, bool | None] = dict.fromkeys(NAMED.values(), True)
+    found = Diagnosis(
+        verdict or "unknown",
+        value,
+        None,
+        0.0,
+        published={**published, "verdict_confident": value > 0.9, "answers_suspect": False},
+        slow=slow,
+    )
+    key = EngineKey(namespace, name, model, "0")
+    engine = engine_without_values(key, "", "", (), "", EnginePool("chat"), True, 0.0, 0.0, Failure("", "", "", ""))
+    cause = Cause("the cause", action)
+    explain = (lambda _: cause) if verdict else None
+    return replace(engine, signals=signals, diagnosis=found, failure=None, explain=explain)
+
+
+def series_of(*engines: EngineState, cluster: str = "") -> dict[str, str]:
+    """What is scraped of them for half an hour."""
+    state = State(time=0.0, engines=engines)
+    mark = f'{{cluster="{cluster}",' if cluster else "{"
+    return {name.replace("{", mark, 1): f"{value}+0x30" for name, value in samples(state)}
 
 
 CAUSES = (
     (
         {"verdict": "concurrency_limited", "action": "Raise max_num_seqs (--max-num-seqs 32)"},
-        "Cause: the cause (95% certain). First action: Raise max_num_seqs (--max-num-seqs 32)."
+        "Cause: the cause (95 % certain). First action: Raise max_num_seqs (--max-num-seqs 32)."
         " Run: kvpressure mitigate",
     ),
     (
         {"verdict": "kv_pressure", "value": 0.6, "action": "Cap output tokens"},
-        "Cause: not certain; most likely the cause (60%). First action: Cap output tokens. Run: kvpressure mitigate",
+        "Cause: not certain; most likely the cause (60 %). First action: Cap output tokens. Run: kvpressure mitigate",
     ),
     (
         {"verdict": "unknown", "value": 0.4, "action": "Check the triage steps"},
@@ -167,54 +185,72 @@ OTHERWISE = {  # where the verdict asks for nothing, or there is none
     "InferenceRequestsFailing": f"read the server's {LOG}",
 }
 FELT = {
-    "InferenceSlow": "Time to first token of m is 41.2s at p95, usually 100ms",
-    "InferenceStalled": "m has answered nothing for 4m 10s, 956 requests in flight",
-    "InferenceRequestsFailing": "87% of the requests of m end without an answer",
+    "InferenceSlow": "Time to first token of m ({}) at p95, usually 100 ms: 41.2s",
+    "InferenceStalled": "m ({}) answers nothing, 1 000 requests in flight, for 4m 10s",
+    "InferenceRequestsFailing": "Requests of m ({}) that end without an answer: 87%",
 }
 
 
 @pytest.mark.parametrize("alert", FELT)
 def test_what_wakes_somebody_says_what_hurts_where_why_and_what_to_do(tmp_path: Path, alert: str) -> None:
     for cause, tail in CAUSES:
-        text = rendered(tmp_path, of_engine(ENGINE, **cause), alert)
-        assert f"{FELT[alert]} (inf/chat-0)" in text
-        assert f"{tail} -n inf --pod chat-0" in text
+        text = rendered(tmp_path, series_of(of_engine("inf/chat-0", **cause)), alert)
+        assert f'summary="{FELT[alert].format("inf/chat-0")}"' in text
+        assert f"Engine 0: about 700 requests wait, 300 run. {tail} -n inf --pod chat-0" in text
         assert 'pool="chat"' in text
     for verdict in ("healthy", ""):
-        text = rendered(tmp_path, of_engine(ENGINE, verdict=verdict), alert)
+        text = rendered(tmp_path, series_of(of_engine("inf/chat-0", verdict=verdict)), alert)
         assert f"First action: {OTHERWISE[alert]}" in text
         assert "Run: kvpressure diagnose -n inf --pod chat-0" in text
-    bare = rendered(tmp_path, of_engine(BARE), alert)
-    assert f"{FELT[alert]} (10.0.0.9:8000)" in bare
+    bare = rendered(tmp_path, series_of(of_engine("10.0.0.9:8000")), alert)
+    assert FELT[alert].format("10.0.0.9:8000") in bare
     assert "Run: kvpressure diagnose --pod 10.0.0.9:8000" in bare
 
 
 def test_answers_that_may_be_wrong_ask_to_stop_whatever_the_verdict(tmp_path: Path) -> None:
-    suspect = {
-        f'kvpressure_harm{{{ENGINE},pool="chat",role="prefill",harm="answers_suspect",level="critical"}}': "1+0x30"
-    }
-    text = rendered(tmp_path, {**of_engine(ENGINE, verdict="healthy"), **suspect}, "InferenceKVTransferCorrupt")
-    assert "Answers of m may be wrong" in text
+    engine = of_engine("inf/chat-0", verdict="healthy")
+    suspect = replace(engine.signals, transfers=TransferSignals(read_after_expiry=1))
+    found = replace(engine.diagnosis, published={"answers_suspect": True})
+    text = rendered(
+        tmp_path, series_of(replace(engine, signals=suspect, diagnosis=found)), "InferenceKVTransferCorrupt"
+    )
+    assert "Answers of m (inf/chat-0) may be wrong" in text
     assert "First action: take the pair out of service" in text
     assert "Run: kvpressure mitigate -n inf --pod chat-0" in text
 
 
 def test_it_says_how_most_of_the_lost_requests_ended(tmp_path: Path) -> None:
-    finished = "kvpressure_requests_finished_total"
+    engine = of_engine("inf/chat-0")
+    usual = "usual share of abandoned ones: 2 %"
+    assert f"Most of them fail, {usual}" in rendered(tmp_path, series_of(engine), "InferenceRequestsFailing")
+    given_up = replace(engine.signals.requests, failed_ratio=0.1, abandoned_more_ratio=0.77)
+    engine = replace(engine, signals=replace(engine.signals, requests=given_up))
+    text = rendered(tmp_path, series_of(engine), "InferenceRequestsFailing")
+    assert f"Most of them are abandoned by their clients, {usual}" in text
+
+
+def test_an_alert_says_what_is_so_now_and_stays_the_same_alert(tmp_path: Path) -> None:
+    """Two exporters see the engine and say different things, and both change what they say."""
+    own = 'namespace="inf",pod="chat-0",model_name="m",engine="0",pool="chat",role="",harm="slow",level="critical"'
     series = {
-        **of_engine(ENGINE),
-        f'{finished}{{{ENGINE},reason="stop"}}': "0+900x30",
-        f'{finished}{{{ENGINE},reason="abort"}}': "0+60x30",
-        f'kvpressure_requests_rejected_total{{{ENGINE},reason="http_5xx"}}': "0+90x30",
+        f'kvpressure_harm{{{own},instance="a",said="Slow. Cause: one."}}': " ".join(["9 stale"] * 15),
+        f'kvpressure_harm{{{own},instance="a",said="Slow. Cause: two."}}': "_ " + " ".join(["9 stale"] * 15),
+        f'kvpressure_harm{{{own},instance="b",said="Slow. Cause: three."}}': " ".join(["8 stale"] * 15),
     }
-    assert "Most of them: http_5xx. 700 requests wait" in rendered(tmp_path, series, "InferenceRequestsFailing")
+    text = rendered(tmp_path, series, "InferenceSlow", "")
+    assert text.count('alertname="InferenceSlow"') == 1
+    assert 'description="Slow. Cause: one."' in text  # twenty minutes after the first
+    without = {f"kvpressure_harm{{{own}}}": "9x30"}
+    text = rendered(tmp_path, without, "InferenceSlow", "")
+    assert 'summary="An engine is in trouble: 9s"' in text
+    assert 'description="Cause: unknown' in text
 
 
 def test_an_objective_says_how_many_miss_it_and_the_worst_engine(tmp_path: Path) -> None:
     model = 'namespace="inf",model_name="m"'
     of_pool = f'{model},pool="chat",role="",objective="ttft"'
     series = {
-        **of_engine(ENGINE, verdict="kv_pressure", action="Cap output tokens"),
+        **series_of(of_engine("inf/chat-0", verdict="kv_pressure", action="Cap output tokens")),
         f"kvpressure_engine_trouble{{{ENGINE}}}": "7.9+0x30",
         'kvpressure_engine_trouble{namespace="inf",pod="chat-1",model_name="m",engine="0"}': "2+0x30",
         f'kvpressure_objective_target_ratio{{{ENGINE},objective="ttft"}}': "0.99+0x30",
@@ -239,11 +275,11 @@ def test_every_alert_that_wakes_somebody_about_an_engine_is_rendered_here() -> N
 
 
 def test_the_page_of_a_cluster_carries_its_own_figures_and_links_to_it(tmp_path: Path) -> None:
-    series = of_engine(f'cluster="a",{ENGINE}', verdict="kv_pressure", action="Lower it")
-    series |= of_engine(f'cluster="b",{ENGINE}', verdict="host_bound", action="Raise it")
+    one, other = (of_engine("inf/chat-0", verdict="host_bound", action=action) for action in ("Lower it", "Raise it"))
+    series = series_of(one, cluster="a") | series_of(other, cluster="b")
     output = rendered(tmp_path, series, "InferenceStalled")
     page_of_a = next(page for page in output.split("alertname=") if "&var-cluster=a" in page)
-    assert "(inf/chat-0), cluster a" in page_of_a
+    assert "for 4m 10s, cluster a" in page_of_a
     assert "First action: Lower it." in page_of_a
     assert "Raise it" not in page_of_a
 

@@ -21,12 +21,12 @@ from typing import Any
 
 import yaml
 
+from kvpressure.advice.wording import HARMS
 from kvpressure.diagnosis.conditions import ALERTED
 from kvpressure.diagnosis.finding import FROZEN_ROWS, Recent, View, slowest
 from kvpressure.diagnosis.logic import GRADE_CONFIDENCE, Answer, Grade
 from kvpressure.model import readings as r
 from kvpressure.model.signals import BatchSignals, LatencySignals, LoadSignals, ProgressSignals, Signals
-from kvpressure.publish.collector import HARMS
 from kvpressure.settings.thresholds import Thresholds, builtin
 from kvpressure.signals import requests
 from kvpressure.signals.requests import FLOORS
@@ -308,8 +308,8 @@ def _tick(
     for finding in ALERTED:
         holds = finding.find(view)
         if finding.name in HARMS:
-            harm, level, _ = HARMS[finding.name]
-            published["kvpressure_harm", harm, level] = felt[harm] if holds else None
+            harm = HARMS[finding.name]
+            published["kvpressure_harm", harm.name, harm.level] = felt.get(harm.name, 1.0) if holds else None
         else:
             published[FINDING, finding.name] = holds
     return published

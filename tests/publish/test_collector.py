@@ -17,11 +17,12 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_classic
 
+from kvpressure.advice.wording import HARMS
 from kvpressure.diagnosis import findings
 from kvpressure.model.readings import EngineKey, GpuOwner, GpuReading
 from kvpressure.model.signals import MemorySignals, ProgressSignals, TransferSignals
 from kvpressure.model.state import GpuState, State
-from kvpressure.publish.collector import HARMS, LABEL_LIMIT, Families, clean, families, trouble
+from kvpressure.publish.collector import LABEL_LIMIT, Families, clean, families, trouble
 from kvpressure.publish.exposition import Encoder, wants_openmetrics
 from kvpressure.publish.metrics import BY_NAME, METRICS, PREFIX
 from tests.publish.states import NOW, full_engine, full_gpu, full_state, node, unknown_engine
@@ -68,7 +69,7 @@ def test_every_published_finding_has_a_series() -> None:
 def test_a_harm_that_a_rule_reads_has_a_series_while_it_lasts() -> None:
     text = (ROOT / "alerts" / "kvpressure-rules.yaml").read_text("utf-8")
     read = set(re.findall(r'kvpressure_harm\{harm="(\w+)",level="(\w+)"\}', text))
-    assert read == {(harm, level) for harm, level, _ in HARMS.values()}
+    assert read == {(harm.name, harm.level) for harm in HARMS.values()}
     signals = replace(
         full_engine().signals,
         progress=ProgressSignals(seconds_without_progress=700.0),
@@ -78,7 +79,7 @@ def test_a_harm_that_a_rule_reads_has_a_series_while_it_lasts() -> None:
         every = dict.fromkeys(HARMS, holds)
         diagnosis = replace(full_engine().diagnosis, published=every)
         state = State(time=NOW, engines=(replace(full_engine(), diagnosis=diagnosis, signals=signals),))
-        assert {key[-2:] for key in named(state, "harm")} == (read if holds else set())
+        assert {key[-3:-1] for key in named(state, "harm")} == (read if holds else set())
 
 
 def test_every_sample_carries_exactly_the_declared_labels() -> None:
@@ -156,12 +157,15 @@ def _without(value: Any, path: tuple[str, ...]) -> Any:
     return replace(value, **{name: empty})
 
 
+SUMMED_UP = ("kvpressure_engine_trouble", "kvpressure_harm")  # of several signals
+
+
 def test_a_missing_signal_removes_samples_and_changes_none() -> None:
     engine = full_engine()
     everything = samples(State(time=NOW, engines=(engine,)))
     for path in _optional_fields(engine.signals):
         less = samples(State(time=NOW, engines=(replace(engine, signals=_without(engine.signals, path)),)))
-        less = {key: value for key, value in less.items() if key[0] != "kvpressure_engine_trouble"}  # of all of them
+        less = {key: value for key, value in less.items() if key[0] not in SUMMED_UP}
         assert less.items() <= everything.items(), path
 
 

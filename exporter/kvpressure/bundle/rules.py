@@ -22,6 +22,7 @@ from kvpressure.bundle.templating import context, environment, opted_out, render
 from kvpressure.bundle.text import duration
 from kvpressure.bundle.values import BundleValues
 from kvpressure.errors import InputError, shown
+from kvpressure.printable import MARKUP
 from kvpressure.settings.thresholds import Thresholds
 
 PREFIX: Final = "kvpressure-"  # of group names
@@ -39,10 +40,6 @@ _CAMEL: Final = {
 _PRINTED_NAME: Final = re.compile(  # that of a label, a variable, or what stands for it within `with`
     r'(\{\{-? )(\.(?: \| first \| label "\w+"|Labels\.\w+)?|\$\w+(?:\.\w+)?)( -?\}\})'
 )
-_MARKUP: Final = r"[][<>|`]|\\\\B@|@(here|everyone)"
-"""Markup of Slack, Discord, Teams, Mattermost and Google Chat, as anybody names a model or a pod. The ``@`` of
-``model@revision`` or ``vllm@0.service`` is kept: Discord alone mentions within a word.
-"""
 _OF_CLUSTER: Final = "{{ with $labels.cluster }}, cluster {{ . }}{{ end }}"
 _VARIABLES: Final = (
     ("cluster", "cluster"),
@@ -161,7 +158,8 @@ def annotations_of(alert: Alert, level: AlertLevel, values: BundleValues) -> dic
 
 def _without_markup(text: str) -> str:
     """``text`` whose labels have ``_`` for the signs with which a name mentions people or hides a link in a chat."""
-    return _PRINTED_NAME.sub(rf'\1\2 | reReplaceAll "{_MARKUP}" "_$1"\3', text)
+    quoted = MARKUP.replace("\\", r"\\\\")
+    return _PRINTED_NAME.sub(rf'\1\2 | reReplaceAll "{quoted}" "_$1"\3', text)
 
 
 def _rules(group: RuleGroup, values: BundleValues) -> list[dict[str, Any]]:

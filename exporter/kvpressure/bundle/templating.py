@@ -18,6 +18,8 @@ from kvpressure.model.state import REMOVED, VANISHED
 from kvpressure.settings.thresholds import Thresholds, plain
 
 _WHERE: Final = "{{ with $labels.namespace }}{{ . }}/{{ end }}{{ $labels.pod }}"  # none on a bare host
+_HEADLINE: Final = '{{ or (reReplaceAll "[.] .*" "" $labels.__name__) "An engine is in trouble" }}'
+_SAID: Final = '{{ or $labels.__name__ "Cause: unknown, no words are published for this engine." }}'
 _WORKLOAD_POD: Final = "(.+?)(-[a-z0-9]{8,10}-[a-z0-9]{5}|-[0-9]+)?"
 
 
@@ -89,10 +91,14 @@ def finding(name: str) -> str:
 
 
 def harm(name: str, level: str) -> str:
-    """The engines whose users feel this harm, with its value and the labels pool and role. Only they have a series, so
-    a calm fleet costs these rules nothing.
+    """The engines with this harm, with its value, the labels pool and role, and what to say as ``__name__``: the one
+    label that every evaluator of rules shows to texts and drops from the alert. Only they have a series, so a calm
+    fleet costs these rules nothing; of several exporters that see an engine, any speaks.
     """
-    return per("engine", f'kvpressure_harm{{harm="{name}",level="{level}"}}', *POOL)
+    series = f'kvpressure_harm{{harm="{name}",level="{level}"}}'
+    by = ", ".join(SUBJECTS["engine"])
+    spoken = f'label_join({series}, "__name__", "", "said")'
+    return f"topk by ({by}) (1,\n  max by (__name__, {by}, {', '.join(POOL)}) (\n    {spoken}\n  )\n)"
 
 
 def asked(query: str, *arguments: str) -> str:
@@ -201,6 +207,8 @@ def context(thresholds: Thresholds, **more: Any) -> dict[str, Any]:
         "where": _WHERE,
         "finding": finding,
         "harm": harm,
+        "headline": _HEADLINE,
+        "said": _SAID,
         "asked": asked,
         "text_of": lambda name, **parts: " ".join(
             render(f"texts/{name}.j2", {"asked": asked, "confident": thresholds["confident"], **parts}).split()

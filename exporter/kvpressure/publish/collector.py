@@ -18,6 +18,7 @@ from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
 from kvpressure import __version__
+from kvpressure.advice.wording import HARMS, told
 from kvpressure.diagnosis import conditions
 from kvpressure.model import ceilings
 from kvpressure.model import readings as r
@@ -40,6 +41,7 @@ from kvpressure.model.signals import Metric, Published, outputs
 from kvpressure.model.state import (
     CALM,
     VERDICTS,
+    Cause,
     ContainerState,
     Diagnosis,
     EngineState,
@@ -55,6 +57,7 @@ from kvpressure.publish.metrics import ENGINE as ENGINE_LABELS
 from kvpressure.publish.metrics import GPU as GPU_LABELS
 
 LABEL_LIMIT: Final = 256
+WORDS_LIMIT: Final = 1000  # of what an alert says; managed Prometheus services take 1 023
 _SUFFIX: Final = {"counter": "_total", "info": "_info", "gauge": "", "summary": ""}
 
 Labels = tuple[str, ...]
@@ -155,29 +158,6 @@ def number_text(value: float) -> str:
 _REJECTED_STATUS: Final = ("4xx", "5xx")
 
 
-def _slow_seconds(engine: EngineState) -> float | None:
-    return None if engine.diagnosis.slow is None else engine.diagnosis.slow.seconds
-
-
-def _lost_ratio(engine: EngineState) -> float | None:
-    return engine.signals.requests.requests_lost_ratio
-
-
-HARMS: Final[dict[str, tuple[str, str, Callable[[EngineState], float | None]]]] = {
-    "slow": ("slow", "warning", _slow_seconds),
-    "slow_badly": ("slow", "critical", _slow_seconds),
-    "losing_requests": ("losing_requests", "warning", _lost_ratio),
-    "losing_requests_badly": ("losing_requests", "critical", _lost_ratio),
-    "stuck": ("stuck", "critical", lambda engine: engine.signals.progress.seconds_without_progress),
-    "answers_suspect": ("answers_suspect", "critical", lambda engine: engine.signals.transfers.read_after_expiry),
-}
-"""Findings that are published once more while they hold, with the value that users feel: rules that look for rare harm
-then read few series. Finding -> harm, level, value.
-"""
-HARM_UNITS: Final = {"slow": "seconds", "losing_requests": "ratio", "stuck": "seconds", "answers_suspect": ""}
-"""The unit of each harm's value, as ``printable.say`` takes it; "" = a count."""
-
-
 def engine_labels(key: EngineKey) -> Labels:
     """The labels that all series of an engine start with."""
     return clean(key.namespace), clean(key.pod), clean(key.model_name), clean(key.engine)
@@ -202,6 +182,7 @@ def add_engine(out: Families, engine: EngineState) -> None:
     _add_diagnosis(out, labels, engine.diagnosis)
     published = engine.diagnosis.published
     out.each("finding", in_pool, published)
+    said = Cause("no verdict is published for this engine")
     if engine.explain is not None:
         said, found = engine.explain(engine), engine.diagnosis
         words = (clean(said.cause), clean(said.action))
@@ -212,9 +193,10 @@ def add_engine(out: Families, engine: EngineState) -> None:
         if (slow := engine.diagnosis.slow) is not None:
             out.add("slow_seconds", (*labels, slow.phase), slow.seconds)
             out.add("usual_seconds", (*labels, slow.phase), slow.usual)
-        for name, (harm, level, value_of) in HARMS.items():
+        for name, harm in HARMS.items():
             if published.get(name):
-                out.add("harm", (*in_pool, harm, level), value_of(engine))
+                page = _printable(told(engine, harm, said)[:WORDS_LIMIT])
+                out.add("harm", (*in_pool, harm.name, harm.level, page), harm.value(engine) if harm.value else 1)
         for group in engine.signals.groups():
             for output in outputs(type(group)):
                 out.signal(labels, output.read(group), output.published)

@@ -186,8 +186,9 @@ METRICS: Final[tuple[Metric, ...]] = (
         "gauge",
         "What users feel, while it lasts: slow (kvpressure_slow_seconds), losing_requests"
         " (kvpressure_requests_lost_ratio), stuck (kvpressure_no_progress_seconds) or answers_suspect (reads of freed"
-        " KV blocks in 5 minutes), with that value.",
-        (*IN_POOL, "harm", "level"),
+        " KV blocks in 5 minutes), with that value; or another finding that raises an alert, 1. said: what the alert"
+        " says, in numbers of one or two digits.",
+        (*IN_POOL, "harm", "level", "said"),
         "there is no harm of this level, or it is unknown",
     ),
     _m(

@@ -15,7 +15,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from kvpressure import redaction
-from kvpressure.advice.wording import words
+from kvpressure.advice.wording import HARMS, words
 from kvpressure.diagnosis.findings import reasons
 from kvpressure.engines.registry import dialect, dialects, samples
 from kvpressure.errors import InputError, shown
@@ -23,7 +23,6 @@ from kvpressure.model import ceilings
 from kvpressure.model.readings import RUNNING, Snapshot
 from kvpressure.parsed import items, json_of, mapping
 from kvpressure.printable import say
-from kvpressure.publish.collector import HARM_UNITS
 from kvpressure.publish.metrics import ENGINE, PREFIXED
 from kvpressure.recording.timeline import clock
 from kvpressure.settings.thresholds import Thresholds
@@ -236,6 +235,7 @@ def _entry(scrape: Sequence[_OwnSample], said: Mapping[str, str]) -> dict[str, A
     named = [(*_OWN[name], labels, value) for name, labels, value in scrape]
     conditions = {labels["finding"]: value == 1 for _, labels, value in scrape if "finding" in labels}
     harms = {labels["harm"]: value for _, labels, value in scrape if "harm" in labels}
+    units = {harm.name: harm.unit for harm in HARMS.values() if harm.value}
     behind = {said[labels["reason"]]: value for _, labels, value in scrape if labels.get("reason") in said}
     return {
         **{called: value for called, _, _, value in named if called},
@@ -243,7 +243,7 @@ def _entry(scrape: Sequence[_OwnSample], said: Mapping[str, str]) -> dict[str, A
         "up": any(name == "engine_up" and value == 1 for name, _, value in scrape),
         "mitigation": {"actions": [{"title": labels["action"]} for _, labels, _ in scrape if labels.get("action")]},
         "supporting": [
-            *(f"users: {words(name)}, {say(value, HARM_UNITS.get(name, ''))}" for name, value in harms.items()),
+            *(f"users: {words(name)}, {say(value, units[name])}" for name, value in harms.items() if name in units),
             *(f"{value:.3g} {name}" for name, value in behind.items()),
         ],
         "missing": ["evidence in sentences, triage, limits: on the exporter's page, not in its series"],

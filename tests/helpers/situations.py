@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from kvpressure.advice.wording import HARMS
+from kvpressure.advice.action import HARMS
 from kvpressure.diagnosis.conditions import ALERTED
 from kvpressure.diagnosis.finding import FROZEN_ROWS, Recent, View, slowest
 from kvpressure.diagnosis.logic import GRADE_CONFIDENCE, Answer, Grade

@@ -1,26 +1,26 @@
 """One action of a plan, what actions are made of (values, workload and commands of an engine), those about its KV tier,
 those that keep what was computed, and those that end the failures that log and pod show: memory that ran out, a start
-that failed, probes, transfers.
+that failed, probes, transfers. And what an alert says, which ends with the first of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from math import ceil
 from types import MappingProxyType
 from typing import Final, Literal
 
 from kvpressure.advice.limits import PlanInput, peer_of, side
 from kvpressure.advice.wording import no_events
-from kvpressure.diagnosis.finding import limit_source
+from kvpressure.diagnosis.finding import PHASES, limit_source
 from kvpressure.engines.registry import default, dialect
 from kvpressure.model.arguments import GIB, parse_version, value_text
 from kvpressure.model.log_events import ALLOCATION_EVENTS, EVENTS
 from kvpressure.model.readings import EngineKey
 from kvpressure.model.reasons import TIMEOUT
-from kvpressure.model.state import EngineState
-from kvpressure.printable import PIPE, UNKNOWN, capital, command, named, say
+from kvpressure.model.state import ACTIONABLE, CALM, Cause, Diagnosis, EngineState
+from kvpressure.printable import PIPE, UNKNOWN, Asked, capital, command, named, say, without_markup
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.kv import MEASURED as NOW
 from kvpressure.signals.window import TWICE
@@ -422,3 +422,162 @@ def _probes(engine: EngineState) -> Action:
         f" {named('exit code', say(host.last_exit_code))}.",
         commands=roll_out(engine.key, workload(engine)),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Harm:
+    """What an alert reads of a finding while it holds: ``name``, ``level``, the number users feel (``value``, in
+    ``unit``; ``None`` = the finding alone), and what the alert says: ``head``, which the number follows, and ``more``,
+    of both without the parts between commas that have an unknown number. ``otherwise``: what to do first where the
+    verdict asks for nothing; ``first``: what to do first whatever it asks for.
+    """
+
+    name: str
+    level: str
+    head: str
+    more: str = ""
+    value: Callable[[EngineState], float | None] | None = None
+    unit: str = ""
+    otherwise: str = "compare with the other engines of the pool, and look in front of them: gateway, network, clients"
+    first: str = ""
+
+
+_SLOW: Final = Harm(
+    "slow",
+    "warning",
+    "{phase} of {who} at p95, {usual}",
+    "",
+    lambda e: getattr(e.diagnosis.slow, "seconds", None),
+    "seconds",
+)
+_LOSING: Final = Harm(
+    "losing_requests",
+    "warning",
+    "Requests of {who} that end without an answer",
+    "Most of them {lost}, usual share of abandoned ones: {usual_abandoned}",
+    lambda e: e.signals.requests.requests_lost_ratio,
+    "ratio",
+    "read the server's log ({log}), and the gateway's for its time limit",
+)
+HARMS: Final[Mapping[str, Harm]] = {
+    "slow": _SLOW,
+    "slow_badly": replace(_SLOW, level="critical"),
+    "losing_requests": _LOSING,
+    "losing_requests_badly": replace(_LOSING, level="critical"),
+    "stuck": Harm(
+        "stuck",
+        "critical",
+        "{who} answers nothing, {in_flight} requests in flight",
+        "No token has come and no request has finished. Health checks may still pass",
+        lambda e: e.signals.progress.seconds_without_progress,
+        "seconds",
+        "save the stacks and the log ({log}), then restart the engine",
+    ),
+    "answers_suspect": Harm(
+        "answers_suspect",
+        "critical",
+        "Answers of {who} may be wrong: KV blocks were read after they were freed",
+        "Another server read KV blocks whose lease had expired, so they may have held another prompt. These requests"
+        " end with HTTP 200, and neither latency nor errors show it",
+        lambda e: e.signals.transfers.read_after_expiry,
+        first="take the pair out of service until its decode side fetches in time",
+    ),
+    "kv_pressure": Harm("kv_pressure", "warning", "KV cache of {who} is full, {kv_used}"),
+    "reuse_lost": Harm(
+        "reuse_lost",
+        "warning",
+        "{who} computes prompts again that it had cached, hit ratio {hit_ratio}",
+        "Users wait for prefill of prompts whose KV blocks were evicted before they came back, {repeated} of the"
+        " prefill is repeated, hit ratio with twice the KV memory: {hit_ratio_twice}",
+    ),
+    "host_bound": Harm(
+        "host_bound",
+        "warning",
+        "GPU of {who} waits for the CPU, {throttled} of the CPU periods throttled",
+        "The KV cache is not the cause, even if GPU memory is high and GPU utilization low",
+    ),
+    "kv_transfers_failing": Harm(
+        "kv_transfers_failing",
+        "warning",
+        "KV blocks do not get through between {who} and its peer, {transfers_failed} of the transfers fail",
+        "Transfers fail or stand still, prompts are thrown away before the other side has them, or the decode side"
+        " computes them itself. Each fault is counted on one of the two servers: look at both",
+    ),
+}
+"""Findings that are published once more while they hold: rules then read the few series of engines that are in trouble,
+and find in them what to say.
+"""
+_ABSENT: Final = "\0"  # which no name has
+
+
+def _about(value: float | None, unit: str = "", digits: int = 1) -> str:
+    """A number as a label may have it: with few digits, so that it rarely changes."""
+    return _ABSENT if value is None else say(float(f"{value:.{digits}g}"), unit)
+
+
+_SAID: Final[Mapping[str, Callable[[EngineState], str]]] = MappingProxyType(
+    {
+        "who": lambda e: f"{e.key.model_name} ({'/'.join(filter(None, (e.key.namespace, e.key.pod)))})",
+        "rank": lambda e: e.key.engine,
+        "phase": lambda e: capital(PHASES[e.diagnosis.slow.phase]) if e.diagnosis.slow else "Latency",
+        "usual": lambda e: (
+            "usual value not known yet"
+            if e.diagnosis.slow is None or e.diagnosis.slow.usual is None
+            else f"usually {_about(e.diagnosis.slow.usual, 'seconds', 2)}"
+        ),
+        "lost": lambda e: (
+            "fail"
+            if (e.signals.requests.failed_ratio or 0.0) >= (e.signals.requests.abandoned_more_ratio or 0.0)
+            else "are abandoned by their clients"
+        ),
+        "log": lambda e: (
+            command("kubectl", *in_namespace(e.key), "logs", e.key.pod, "--since=15m")
+            if e.key.namespace
+            else "journalctl or docker logs"
+        ),
+        "in_flight": lambda e: _about(e.signals.load.in_flight),
+        "waiting": lambda e: _about(e.signals.load.waiting),
+        "running": lambda e: _about(e.signals.load.running),
+        "usual_abandoned": lambda e: _about(e.signals.requests.abandoned_usual_ratio, "ratio"),
+        "kv_used": lambda e: _about(e.signals.kv.kv_used_ratio_max, "ratio"),
+        "hit_ratio": lambda e: _about(e.signals.kv.prefix_hit_ratio.get(NOW), "ratio"),
+        "hit_ratio_twice": lambda e: _about(e.signals.kv.prefix_hit_ratio.get("2"), "ratio"),
+        "repeated": lambda e: _about(e.signals.kv.prefill_repeated_ratio, "ratio"),
+        "throttled": lambda e: _about(e.signals.host.cpu_throttled_ratio, "ratio"),
+        "transfers_failed": lambda e: _about(e.signals.transfers.transfers_failed_ratio, "ratio"),
+    }
+)
+"""What an alert says of an engine, in words that change rarely, because they are a label."""
+
+
+def _cause(found: Diagnosis, cause: str) -> str:
+    if found.verdict in CALM:
+        return f"none seen in the engine, whose verdict is {found.verdict}"
+    if found.verdict == UNKNOWN:
+        return f"unknown ({cause})"
+    sure = found.published.get("verdict_confident")
+    before, after = ("", " certain") if sure else ("not certain; most likely ", "")
+    return f"{before}{cause} ({say(found.confidence, 'ratio')}{after})"
+
+
+def told(engine: EngineState, harm: Harm, cause: Cause) -> str:
+    """What an alert about this harm says: what users feel, where, requests, why, what to do first, what to type. The
+    first sentence is the summary.
+    """
+    values = Asked(lambda name: _SAID[name](engine))
+
+    def known(text: str) -> str:
+        filled = (part.format_map(values) for part in text.split(", "))
+        return ", ".join(part for part in filled if _ABSENT not in part)
+
+    key, asks = engine.key, engine.diagnosis.verdict in ACTIONABLE or bool(harm.first)
+    where = (*(("-n", key.namespace) if key.namespace else ()), "--pod", key.pod or "")
+    sentences = (
+        known(harm.head),
+        known(harm.more),
+        known("Engine {rank}: about {waiting} requests wait, {running} run"),
+        "Cause: " + _cause(engine.diagnosis, cause.cause),
+        "First action: " + (harm.first or cause.action or harm.otherwise.format_map(values)),
+        "Run: " + command("kvpressure", "mitigate" if asks else "diagnose", *where),
+    )
+    return without_markup(". ".join(filter(None, sentences)))

@@ -18,7 +18,7 @@ from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
 from kvpressure import __version__
-from kvpressure.advice.wording import HARMS, told
+from kvpressure.advice.action import HARMS, told
 from kvpressure.diagnosis import conditions
 from kvpressure.model import ceilings
 from kvpressure.model import readings as r

@@ -15,7 +15,8 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from kvpressure import redaction
-from kvpressure.advice.wording import HARMS, words
+from kvpressure.advice.action import HARMS
+from kvpressure.advice.wording import words
 from kvpressure.diagnosis.findings import reasons
 from kvpressure.engines.registry import dialect, dialects, samples
 from kvpressure.errors import InputError, shown

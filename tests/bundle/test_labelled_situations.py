@@ -185,8 +185,8 @@ OTHERWISE = {  # where the verdict asks for nothing, or there is none
     "InferenceRequestsFailing": f"read the server's {LOG}",
 }
 FELT = {
-    "InferenceSlow": "Time to first token of m ({}) at p95, usually 100 ms: 41.2s",
-    "InferenceStalled": "m ({}) answers nothing, 1 000 requests in flight, for 4m 10s",
+    "InferenceSlow": "Time to first token of m ({}) at p95, usually about 100 ms: 41.2s",
+    "InferenceStalled": "m ({}) answers nothing, about 1 000 requests in flight, for 4m 10s",
     "InferenceRequestsFailing": "Requests of m ({}) that end without an answer: 87%",
 }
 
@@ -196,7 +196,7 @@ def test_what_wakes_somebody_says_what_hurts_where_why_and_what_to_do(tmp_path: 
     for cause, tail in CAUSES:
         text = rendered(tmp_path, series_of(of_engine("inf/chat-0", **cause)), alert)
         assert f'summary="{FELT[alert].format("inf/chat-0")}"' in text
-        assert f"Engine 0: about 700 requests wait, 300 run. {tail} -n inf --pod chat-0" in text
+        assert f"Engine 0: about 700 requests wait, about 300 run. {tail} -n inf --pod chat-0" in text
         assert 'pool="chat"' in text
     for verdict in ("healthy", ""):
         text = rendered(tmp_path, series_of(of_engine("inf/chat-0", verdict=verdict)), alert)
@@ -221,7 +221,7 @@ def test_answers_that_may_be_wrong_ask_to_stop_whatever_the_verdict(tmp_path: Pa
 
 def test_it_says_how_most_of_the_lost_requests_ended(tmp_path: Path) -> None:
     engine = of_engine("inf/chat-0")
-    usual = "usual share of abandoned ones: 2 %"
+    usual = "usual share of abandoned ones: about 2 %"
     assert f"Most of them fail, {usual}" in rendered(tmp_path, series_of(engine), "InferenceRequestsFailing")
     given_up = replace(engine.signals.requests, failed_ratio=0.1, abandoned_more_ratio=0.77)
     engine = replace(engine, signals=replace(engine.signals, requests=given_up))

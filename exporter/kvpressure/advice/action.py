@@ -512,7 +512,10 @@ _ABSENT: Final = "\0"  # which no name has
 
 def _about(value: float | None, unit: str = "", digits: int = 1) -> str:
     """A number as a label may have it: with few digits, so that it rarely changes."""
-    return _ABSENT if value is None else say(float(f"{value:.{digits}g}"), unit)
+    if value is None:
+        return _ABSENT
+    rounded = float(f"{value:.{digits}g}")
+    return f"{'' if rounded == value else 'about '}{say(rounded, unit)}"
 
 
 _SAID: Final[Mapping[str, Callable[[EngineState], str]]] = MappingProxyType(
@@ -575,7 +578,7 @@ def told(engine: EngineState, harm: Harm, cause: Cause) -> str:
     sentences = (
         known(harm.head),
         known(harm.more),
-        known("Engine {rank}: about {waiting} requests wait, {running} run"),
+        known("Engine {rank}: {waiting} requests wait, {running} run"),
         "Cause: " + _cause(engine.diagnosis, cause.cause),
         "First action: " + (harm.first or cause.action or harm.otherwise.format_map(values)),
         "Run: " + command("kvpressure", "mitigate" if asks else "diagnose", *where),

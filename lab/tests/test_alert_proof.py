@@ -21,7 +21,7 @@ GPU = GpuReading("GPU-1", 0, "nvidia")
 
 
 def gpu(up: bool) -> State:
-    reading = GPU if up else GpuReading("GPU-1", 0, "nvidia", error="gpu_lost")
+    reading = GPU if up else GpuReading("GPU-1", 0, "nvidia", error="lost")
     return State(0.0, gpus=(GpuState(reading),), ticks=1)
 
 

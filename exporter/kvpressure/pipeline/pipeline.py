@@ -582,8 +582,9 @@ def _gpus_of(track: EngineTrack, owners: Iterable[GpuOwner]) -> tuple[str, ...]:
 
 def _with_silent(gpus: tuple[str, ...], before: tuple[str, ...], readings: Iterable[GpuReading]) -> tuple[str, ...]:
     """An engine's GPUs, with those of ``before`` that do not answer: a driver lists no processes of a lost GPU."""
-    silent = {gpu.uuid for gpu in readings if gpu.error is not None}.intersection(before).difference(gpus)
-    return (*gpus, *sorted(silent))[: max(len(gpus), len(before))]
+    missing = set(before).difference(gpus)
+    silent = [gpu.uuid for gpu in readings if gpu.uuid in missing and gpu.error is not None] if missing else []
+    return (*gpus, *silent)[: max(len(gpus), len(before))]
 
 
 def _dialect_of(track: EngineTrack) -> EngineDialect:

@@ -163,8 +163,11 @@ class NvidiaSource:
             self._known[uuid] = device.identities
             if uuid in self._broken:
                 log.info("GPU %s answers again after: %s", uuid, self._broken[uuid])
-        missing = [identities[0] for uuid, identities in self._known.items() if uuid not in found.devices]
-        self._broken = {gpu.uuid: failed.pop(gpu.index, codes.GPU_NOT_FOUND) for gpu in missing}
+        self._broken = {
+            uuid: failed.pop(identities[0].index, codes.GPU_NOT_FOUND)
+            for uuid, identities in self._known.items()
+            if uuid not in found.devices
+        }
         self._unidentified = len(failed)
 
     def _close(self) -> None:

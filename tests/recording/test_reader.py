@@ -53,20 +53,12 @@ def test_plain_and_gzip_files_are_told_apart_by_content(tmp_path: Path) -> None:
 
 def test_malformed_lines_are_reported_with_their_number_and_skipped(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
-    path.write_bytes(lines(HEADER, TICKS[0], "{broken", "", TICKS[1], '{"t": "x"}', TICKS[2]))
+    path.write_bytes(lines(HEADER, TICKS[0], "{broken", "", TICKS[1], '{"t": "x"}', TICKS[2]) + TICKS[1][:20].encode())
     snapshots, problems = read(path)
     assert [snapshot.time for snapshot in snapshots] == [100.0, 101.0, 102.0]
-    assert [problem.line for problem in problems] == [3, 6]
+    assert [problem.line for problem in problems] == [3, 6, 8]
     assert "expected Unix seconds" in problems[1].text
-
-
-def test_a_line_without_end_is_reported_as_cut_off(tmp_path: Path) -> None:
-    path = tmp_path / "r.jsonl"
-    path.write_bytes(lines(HEADER, TICKS[0]) + TICKS[1][:20].encode())
-    snapshots, problems = read(path)
-    assert len(snapshots) == 1
-    assert problems[0].line == 3
-    assert problems[0].text.startswith("cut off")
+    assert problems[2].text.startswith("cut off")
 
 
 def test_gzip_cut_off_anywhere_gives_what_was_whole(tmp_path: Path) -> None:

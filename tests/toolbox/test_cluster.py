@@ -154,15 +154,10 @@ def test_only_reading_verbs_are_used(capsys: Capsys, kubectl: FakeKubectl) -> No
     prepare(kubectl)
     diagnose(capsys, "--context", "staging")
     assert {call[2] for call in kubectl.calls} == {"get", "logs"}
+    assert not any("--previous" in call for call in kubectl.calls), "only after a restart"
     assert all(call[:2] == ["--context", "staging"] for call in kubectl.calls)
     with pytest.raises(ValueError, match="not a reading verb"):
         Kubectl().run("delete", "pod")
-
-
-def test_the_previous_log_is_asked_for_only_after_a_restart(capsys: Capsys, kubectl: FakeKubectl) -> None:
-    prepare(kubectl)
-    diagnose(capsys)
-    assert not any("--previous" in call for call in kubectl.calls)
 
 
 def test_what_may_not_be_read_is_said(capsys: Capsys, kubectl: FakeKubectl) -> None:

@@ -110,23 +110,6 @@ def heavy(spec: PodSpec) -> PodSpec:
     return replace(spec, load=replace(CHAT.load, prompt_tokens=600, output_tokens=450, max_tokens=2048))
 
 
-def test_a_live_server_under_pressure(capsys: Capsys, serve_pod: ServePod) -> None:
-    _, url = serve_pod(heavy(CHAT), 90)
-    status, document = answer(
-        capsys, "diagnose", f"inference/chat-0={url}", "--args=--max-num-seqs 128", "--seconds", "20"
-    )
-    engine = document["engines"][0]
-    assert (status, engine["verdict"], engine["pod"]) == (1, "kv_pressure", "chat-0")
-    assert engine["engine"]["limits"]["max_num_seqs"]["source"] == "args"
-
-
-def test_the_gpu_decides_the_default_limits(capsys: Capsys, serve_pod: ServePod) -> None:
-    _, url = serve_pod(CHAT, 60)
-    _, document = answer(capsys, "diagnose", url, "--gpu", "H100:80", "--seconds", "5")
-    limits = document["engines"][0]["engine"]["limits"]
-    assert limits["max_num_seqs"] == {"value": 1024, "explicit": None, "source": "default", "recommended": None}
-
-
 def test_one_dead_server_among_several_is_unknown_not_an_error(capsys: Capsys, serve_pod: ServePod) -> None:
     _, url = serve_pod(CHAT, 60)
     status, document = answer(capsys, "diagnose", f"a/up={url}", f"a/down=http://{dead_address()}", "--seconds", "15")

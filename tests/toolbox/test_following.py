@@ -83,15 +83,20 @@ def test_a_healthy_server_is_watched_to_the_end_for_peaks(
 ) -> None:
     _, url = serve_pod(CHAT, 60)
     begin = clock.t
-    _, document = answer(capsys, "diagnose", url)
-    assert document["engines"][0]["verdict"] == "healthy"
+    (engine,) = answer(capsys, "diagnose --gpu H100:80", url)[1]["engines"]
+    assert engine["verdict"] == "healthy"
     assert clock.t - begin >= SECONDS
+    limit = {"value": 1024, "explicit": None, "source": "default", "recommended": None}
+    assert engine["engine"]["limits"]["max_num_seqs"] == limit, "of an H100"
 
 
-def test_a_plan_has_the_values_of_the_whole_watch(clock: FakeClock, serve_pod: ServePod) -> None:
+def test_a_plan_has_the_values_of_the_whole_watch(capsys: Capsys, clock: FakeClock, serve_pod: ServePod) -> None:
     _, url = serve_pod(heavy(CHAT), 90)
     begin = clock.t
-    assert main(["diagnose", url, "--args=--max-num-seqs 128"]) == 1
+    status, document = answer(capsys, "diagnose", f"inference/chat-0={url}", "--args=--max-num-seqs 128")
+    (engine,) = document["engines"]
+    assert (status, engine["verdict"], engine["pod"]) == (1, "kv_pressure", "chat-0")
+    assert engine["engine"]["limits"]["max_num_seqs"]["source"] == "args"
     assert clock.t - begin < 10
     begin = clock.t
     assert main(["mitigate", url, "--args=--max-num-seqs 128"]) == 0

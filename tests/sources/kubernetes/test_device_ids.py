@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvpressure.model.readings import ContainerReading, GpuOwner, GpuReading, Termination
+from kvpressure.model.readings import ContainerReading, GpuOwner, GpuReading
 from kvpressure.pipeline.joins import join_containers
 from kvpressure.sources.kubernetes.device_ids import from_dra, from_plugin
 from kvpressure.sources.kubernetes.pod import Pod
@@ -139,20 +139,7 @@ def test_owners() -> None:
 
 
 def test_readings_of_several_sources_are_joined() -> None:
-    status = ContainerReading(
-        "ns", "a", "vllm", restarts=1, last_termination=Termination("Error", 1), cpu_limit_cores=4.0
-    )
+    status = ContainerReading("ns", "a", "vllm", restarts=1, cpu_limit_cores=4.0)
     kernel = ContainerReading("ns", "a", "vllm", cpu_usage_seconds=5.0, cpu_limit_cores=8.0)
     other = ContainerReading("ns", "b", "vllm")
-    assert join_containers([status, other, kernel]) == (
-        ContainerReading(
-            "ns",
-            "a",
-            "vllm",
-            restarts=1,
-            last_termination=Termination("Error", 1),
-            cpu_limit_cores=4.0,
-            cpu_usage_seconds=5.0,
-        ),
-        other,
-    )
+    assert join_containers([status, other, kernel]) == (replace(status, cpu_usage_seconds=5.0), other)

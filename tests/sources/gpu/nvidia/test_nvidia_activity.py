@@ -80,17 +80,3 @@ def test_error_code_of_each_metric_counts(start: StartChild) -> None:
     got = child.read()
     assert got["gpus"][0]["dram_activity_ratio"] is None
     assert got["errors"] == {"unknown": 3}
-
-
-def test_samples_start_anew_when_the_library_does(start: StartChild) -> None:
-    world = gpm()
-    child = start(world, nvidia_gpm=True)
-    activity(child)
-    world.epoch = 1
-    child.set(world)
-    child.advance(1)
-    assert child.read()["reason"] == "uninitialized"
-    child.advance(1)
-    assert activity(child) == (None, None, None)
-    child.advance(1)
-    assert activity(child) == (0.8, 0.125, 0.64)

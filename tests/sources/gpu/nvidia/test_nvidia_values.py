@@ -144,16 +144,6 @@ def test_what_does_not_change_or_is_not_there_is_not_asked_each_second(start: St
     assert calls["nvmlDeviceGetEnforcedPowerLimit"] == 10
 
 
-def test_what_was_not_there_is_asked_again_after_a_while(start: StartChild) -> None:
-    child = start(World(gpus=[Gpu(codes={"nvmlDeviceGetPowerUsage": 3})]))
-    assert child.gpus()[0]["power_watts"] is None
-    child.set(World(gpus=[Gpu()]))
-    child.advance(599)
-    assert child.gpus()[0]["power_watts"] is None
-    child.advance(2)
-    assert child.gpus()[0]["power_watts"] == 350.0
-
-
 def test_node_without_gpus(start: StartChild) -> None:
     got = start(World()).read()
     assert got["gpus"] == []

@@ -375,6 +375,15 @@ DECLARED = {"ports": [{"containerPort": 8000}]}
         ({"command": ["bash", "-c", "vllm serve m $MORE"], **DECLARED}, False),
         ({"command": ["bash", "-c", "pip install x && while true; do vllm serve m; done"]}, False),
         ({"args": ["--model", "m"]}, False),
+        ({"args": []}, True),
+        *(
+            ({"command": words}, True)
+            for words in (
+                *(["sh", "-c", "$CMD"], ["bash", "-c", "pip install x && tail -f /dev/null"], ["vllm", "$(MODE)"]),
+                *(["vllm", "launch", "render"], ["/start.sh"], ["ray", "start", "--head"], ["bash", "-c", "--"]),
+                ["exec"],
+            )
+        ),
     ],
 )
 def test_what_only_an_image_or_a_text_names_is_assumed_until_it_answers(

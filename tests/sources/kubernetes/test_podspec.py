@@ -59,23 +59,6 @@ def test_a_plain_engine() -> None:
 IMAGE = "vllm/vllm-openai:v0.32.0"
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"command": ["sh", "-c", "$CMD"]},
-        {"command": None, "args": ["--model", "m"]},
-        {"command": ["vllm", "$(MODE)"]},
-        {"command": None, "args": []},
-        {"command": ["vllm", "launch", "render"]},
-        {"command": ["bash", "-c", "pip install x && tail -f /dev/null"]},
-        *({"command": words.split()} for words in ("/start.sh", "ray start --head", "bash -c --", "exec")),
-    ],
-)
-def test_a_program_that_cannot_be_looked_into_is_assumed_to_serve(fields: dict[str, Any]) -> None:
-    (found,) = read(pod(containers=[container(**fields)])).engines
-    assert found.reading.run.assumed == (fields.get("args") != ["--model", "m"])
-
-
 @pytest.mark.attack("an image with vLLM in its name that runs something else", "no engine before it answers")
 def test_a_program_without_a_gpu_is_no_engine_because_its_text_speaks_of_one() -> None:
     for words in ("until pgrep -f 'vllm serve'; do sleep 1; done", "echo vllm.entrypoints", "sleep infinity"):

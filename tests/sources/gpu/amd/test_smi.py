@@ -83,27 +83,25 @@ def test_memory_in_mebibytes_becomes_bytes(rocm: Path, tmp_path: Path) -> None:
     assert gpu["memory_used_bytes"] == 1000 << 20
 
 
-@pytest.mark.parametrize(
-    ("device", "watts"),
-    [
-        ({"current_watts": 480, "socket_watts": 470, "average_watts": 300}, 480.0),
-        ({"current_watts": 0xFFFF, "socket_watts": 470}, 470.0),
-        ({"current_watts": "-", "average_watts": 300}, 300.0),
-        ({"current_watts": "-", "socket_watts": 470_500_000}, 470.5),
-        ({"current_watts": 0, "socket_watts": 0, "average_watts": 0}, None),
-        ({"current_watts": "-"}, None),
-    ],
+FIGURES: tuple[tuple[dict[str, object], dict[str, float | None]], ...] = (  # said of a card, and read
+    ({"current_watts": 480, "socket_watts": 470, "average_watts": 300}, {"power_watts": 480.0}),
+    ({"current_watts": 0xFFFF, "socket_watts": 470}, {"power_watts": 470.0}),
+    ({"current_watts": "-", "average_watts": 300}, {"power_watts": 300.0}),
+    ({"current_watts": "-", "socket_watts": 470_500_000}, {"power_watts": 470.5}),
+    ({"current_watts": 0, "socket_watts": 0, "average_watts": 0}, {"power_watts": None}),
+    ({"current_watts": "-"}, {"power_watts": None}),
+    ({"gfx": "-", "cap": "-"}, {"utilization_ratio": None, "power_limit_watts": None}),
+    ({"used_bytes": trees.MI300X_VRAM + 1}, {"memory_used_bytes": None}),
 )
-def test_power_under_its_names_and_units(
-    rocm: Path, tmp_path: Path, device: dict[str, object], watts: float | None
-) -> None:
-    assert one(rocm, tmp_path, full(**device))["power_watts"] == watts
 
 
-def test_not_available_is_no_number(rocm: Path, tmp_path: Path) -> None:
-    gpu = one(rocm, tmp_path, full(gfx="-", cap="-"))
-    assert gpu["utilization_ratio"] is None
-    assert gpu["power_limit_watts"] is None
+def test_figures_of_each_card_by_their_names_and_units(rocm: Path, tmp_path: Path) -> None:
+    tree = trees.mi300x(tmp_path / "sys", len(FIGURES), **GAPS)
+    buses = sorted(card.name for card in (tree.root / "devices/pci0000:00").iterdir())
+    write(tmp_path / "world", [full(bus, **said) for bus, (said, _) in zip(buses, FIGURES, strict=True)])
+    (reading,) = readings(rocm, tmp_path / "world", tmp_path / "sys")
+    for gpu, (said, expected) in zip(reading["gpus"], FIGURES, strict=True):
+        assert {name: gpu[name] for name in expected} == expected, said
 
 
 def test_partitions_keep_their_own_memory_and_get_no_activity(rocm: Path, tmp_path: Path) -> None:
@@ -124,10 +122,6 @@ def test_a_call_that_is_refused_is_counted_and_the_rest_stays(rocm: Path, tmp_pa
     assert reading["errors"]["busy"] >= 1
     assert reading["errors"]["no_permission"] >= 1
     assert set(reading["errors"]) == {"busy", "no_permission"}
-
-
-def test_more_memory_in_use_than_there_is_says_nothing(rocm: Path, tmp_path: Path) -> None:
-    assert one(rocm, tmp_path, full(used_bytes=trees.MI300X_VRAM + 1))["memory_used_bytes"] is None
 
 
 def test_unified_memory_stays_absent(rocm: Path, tmp_path: Path) -> None:

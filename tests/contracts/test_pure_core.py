@@ -406,16 +406,3 @@ def test_the_frozen_state_is_not_shared_with_the_next_tick() -> None:
         )
         pipeline.observe(later)
     assert Encoder().encode(families(state).collect(), openmetrics=False) == before
-
-
-def test_a_start_up_line_of_nothing_breaks_nothing() -> None:
-    """Found by the node above: a logged capacity of 0 tokens stopped every diagnosis."""
-    pipeline = Pipeline()
-    for i in range(5):
-        shape = {r.REQUEST_PROMPT: Histogram((INF,), (10.0 * i,), 1000.0 * i, 10.0 * i)}
-        page = Scrape("http://a", 1000.0 + i, "n", "a", "vllm", engines=(EngineReading("m", "0", BUSY, {}, shape),))
-        state = pipeline.observe(
-            Snapshot(1000.0 + i, pages=(page,), logs=(log_line("n", "a", "vllm", "GPU KV cache size: 0 tokens"),))
-        )
-    assert state.engines[0].signals.kv.kv_capacity_tokens is None
-    assert state.engines[0].diagnosis.verdict == "kv_pressure"

@@ -74,6 +74,7 @@ CASES = [
     ("slow_badly", slow(FLOOR, FLOOR / 2), False),
     ("slow_badly", slow(FLOOR, None, finished=None), None),
     ("slow_badly", waits(T["wait_page_seconds"], SEVERAL), True),
+    ("slow_badly", waits(T["wait_page_seconds"] - 1, SEVERAL), None),
     ("slow_badly", waits(T["wait_page_seconds"], SEVERAL - 1), False),
     ("slow_badly", waits(None, 0.0), False),
     ("slow_badly", waits(None, 3.0), None),

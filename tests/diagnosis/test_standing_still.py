@@ -90,13 +90,6 @@ def test_where_nothing_tells_the_first_action_asks_before_anything_is_killed() -
         assert any("restart" in action.title.lower() for action in others)
 
 
-def test_a_pause_that_the_server_counts_is_no_stall() -> None:
-    """The same pause as vLLM counts it: ``http_requests_total{handler="/pause"}``."""
-    said = list(replayed("11-pause-keep"))
-    assert {state.diagnosis.row for at, state in said if 33.7 <= at <= 60.7} == {"Asleep: paused"}
-    assert {state.diagnosis.verdict for at, state in said if at >= 66} == {"healthy"}
-
-
 @pytest.mark.parametrize(
     ("pauses", "resumes", "started", "paused"),
     [

@@ -13,10 +13,7 @@ import pytest
 
 from kvpressure.diagnosis.diagnose import Diagnoser
 from kvpressure.model.isolation import MAX_COUNTED, STAGES, Failure, Guard
-from kvpressure.model.readings import (
-    Discovered,
-    Snapshot,
-)
+from kvpressure.model.readings import Discovered, Snapshot
 from kvpressure.model.state import TargetState
 from kvpressure.pipeline import pipeline as pipeline_module
 from kvpressure.pipeline.engines import Engines, GpuTrack
@@ -27,15 +24,7 @@ from kvpressure.publish.page import view
 from kvpressure.signals.batch import StepWindow
 from kvpressure.signals.engine import EngineTracker
 from kvpressure.signals.hardware import ContainerWindow
-from tests.helpers.three_engines import (
-    BAD,
-    PODS,
-    TICKS,
-    Shown,
-    T,
-    assert_innocent,
-    snapshot,
-)
+from tests.helpers.three_engines import BAD, PODS, TICKS, Shown, T, assert_innocent, snapshot
 
 pytestmark = pytest.mark.slow
 

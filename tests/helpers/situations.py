@@ -91,7 +91,6 @@ class Situation:
     pages_only: bool = False
     excluded: str = ""
     scrape: float | None = None
-    copied_recordings: bool = False
     excluded_at: Mapping[float, str] = field(default_factory=dict)
 
     @property
@@ -138,7 +137,6 @@ def _situation(item: Mapping[str, Any], labels: Mapping[str, str], packs: Mappin
         item.get("pages_only", False),
         item.get("excluded", ""),
         item.get("scrape"),
-        item.get("copied_recordings", False),
         {float(scrape): why for scrape, why in item.get("excluded_at", {}).items()},
     )
 

@@ -1,31 +1,22 @@
-"""The plugin as it is shipped: one small wheel without dependencies, and a page that other releases read."""
+"""The plugin as it is shipped: one small wheel without dependencies."""
 
 from __future__ import annotations
 
-import gzip
-import json
-import re
 import subprocess
 import sys
 import tomllib
 import venv
 import zipfile
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvpressure.model.readings import AllocatorReading
-from kvpressure.sources.plugin_metrics import read_plugin_metrics
 from tests.helpers.plugin import PLUGIN, ROOT
 
 pytestmark = pytest.mark.live
 
-FORMAT_1 = ROOT / "tests/fixtures/plugin/format-1"
-STEPS = ROOT / "tests/fixtures/vllm/steps-0.32.0.jsonl.gz"
 LARGEST_WHEEL = 30_000
-GB = 10**9
 AS_VLLM_LOADS = """
 import os, json, sys
 from importlib.metadata import distributions, entry_points
@@ -110,23 +101,3 @@ def project(where: Path) -> dict[str, Any]:
 
 def version(where: Path) -> str:
     return str(project(where)["version"])
-
-
-def batches() -> dict[int, int]:
-    """Steps by batch size in the recorded session, counted without the plugin."""
-    with gzip.open(STEPS, "rt") as lines:
-        calls = [json.loads(line) for line in lines]
-    sizes = Counter(
-        len(call["iteration_stats"]["inter_token_latencies_iter"]) for call in calls if call["iteration_stats"]
-    )
-    return {size: steps for size, steps in sizes.items() if size}
-
-
-def test_the_page_of_the_first_release_is_read() -> None:
-    text = (FORMAT_1 / "page.prom").read_bytes()
-    now = float(re.findall(rb"^kvpressure:written_seconds\S* (\S+)", text, re.M)[0])
-    found = read_plugin_metrics(b"\n" + text, "team-a", "vllm-0", now)
-    assert found is not None
-    assert found.allocator == (AllocatorReading("team-a", "vllm-0", 0, 61 * GB, 64_500_000_000, 1_200_000_000),)
-    [stats] = found.steps
-    assert (stats.decoded, stats.kv_max, stats.sizes, found.bad_lines) == (6232, 1.0, batches(), 0)

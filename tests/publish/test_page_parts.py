@@ -20,13 +20,7 @@ from kvpressure.model.signals import (
     ProgressSignals,
     Signals,
 )
-from kvpressure.model.state import (
-    VERDICTS,
-    ContainerState,
-    Diagnosis,
-    EngineState,
-    State,
-)
+from kvpressure.model.state import VERDICTS, ContainerState, Diagnosis, EngineState, State
 from kvpressure.publish.links import DASHBOARDS, VERDICT_RUNBOOKS, Links
 from kvpressure.publish.page.render import render_page
 from kvpressure.publish.page.view import ViewContext

@@ -10,7 +10,7 @@ from kvpressure.model import readings as r
 from kvpressure.model.signals import LatencySignals, LoadSignals, RequestSignals, Signals
 from kvpressure.settings.thresholds import builtin
 from kvpressure.signals import requests
-from kvpressure.signals.requests import slow_phases, slow_queue
+from kvpressure.signals.requests import slow_phases
 from kvpressure.signals.window import EngineWindow
 from tests.signals.build import FINISHED, every, window
 
@@ -170,23 +170,6 @@ class TestSlow:
         assert not slow_phases(latency(ttft=long), T)[0].badly
         assert not slow_phases(latency(ttft=0.99 * long, waiting=1.0), T)[0].badly
         assert not slow_phases(latency(inter_token=long, waiting=1.0), T)[0].badly
-
-    def test_an_estimated_wait_is_slow_from_half_a_minute_on(self) -> None:
-        def waits(seconds: float | None, in_flight: float) -> Signals:
-            return Signals(
-                0.0,
-                requests=RequestSignals(wait_estimated_seconds=seconds),
-                load=LoadSignals(in_flight=in_flight),
-            )
-
-        long, several = T["wait_page_seconds"], T["batch_collapse_min_requests"]
-        (one, few) = (slow_queue(waits(long, n), T) for n in (several, several - 1))
-        assert one is not None
-        assert few is not None
-        assert (one.badly, few.badly) == (True, False)
-        assert slow_queue(waits(long - 1, several), T) is None
-        assert slow_queue(waits(None, several), T) is None
-        assert slow_queue(waits(long, 0.0), T) is None
 
 
 def queue(waiting: float, finished: float = 0.0, ticks: int = TICKS, since: int = 0) -> list[dict[str, float]]:

@@ -6,7 +6,6 @@ from itertools import accumulate
 
 import pytest
 
-from kvpressure.engines.registry import dialect
 from kvpressure.model import readings as r
 from kvpressure.model.readings import AllocatorReading, GpuReading
 from kvpressure.model.signals import KvSignals, LoadSignals, ProgressSignals
@@ -25,9 +24,8 @@ INF = float("inf")
 T = builtin()
 
 
-def kv_of(rows, config=None, ever=True, shape=None, seqs=None, engines=1, logged=None):
-    capacity = dialect("vllm").capacity_tokens(r.EngineReading("m", "0", cache_config=config or {}), engines) or logged
-    return kv.kv_signals(window(rows), capacity or None, ever, shape or Shape(), seqs, kv.HitRatio(T), T)
+def kv_of(rows, ever=True):
+    return kv.kv_signals(window(rows), None, ever, Shape(), None, kv.HitRatio(T), T)
 
 
 # --- KV cache ----------------------------------------------------------------------------------------------
@@ -44,13 +42,6 @@ def test_a_gauge_that_stays_zero_while_tokens_flow_is_not_recorded():
     assert found.kv_recorded is False
     assert found.kv_used_ratio is None
     assert found.kv_used_ratio_max is None
-
-
-def test_the_slope_is_that_of_the_last_fifteen_seconds():
-    rows = every(1, [{r.KV_USAGE: 0.9} for _ in range(15)] + [{r.KV_USAGE: 0.5 + 0.02 * i} for i in range(16)])
-    assert kv_of(rows).kv_slope_per_second == pytest.approx(0.02)
-    rows = every(5, [{r.KV_USAGE: v} for v in (0.2, 0.4, 0.5, 0.5)])  # least squares over 0, 5, 10, 15 s
-    assert kv_of(rows).kv_slope_per_second == pytest.approx(0.02)
 
 
 @pytest.mark.parametrize(
@@ -114,15 +105,6 @@ def test_one_request_that_arrives_meanwhile_does_not_hide_preemptions(more):
     assert kv_of(rows).preemptions_inferred == (0 if more else 10)
 
 
-def test_overcommit_uses_the_load_that_is_there_never_the_bare_cap():
-    shape = Shape(prompt=300, output=200)
-    rows = every(1, [{r.RUNNING: 10, r.WAITING: 30} for _ in range(3)])
-    config = {"kv_cache_size_tokens": "10000"}
-    assert kv_of(rows, config, shape=shape, seqs=256).kv_overcommit_ratio == pytest.approx(40 * 500 / 10000)
-    assert kv_of(rows, config, shape=shape, seqs=16).kv_overcommit_ratio == pytest.approx(16 * 500 / 10000)
-    assert kv_of(rows, config).kv_overcommit_ratio is None
-
-
 def test_prefix_hit_ratio_needs_queries():
     rows = every(1, [{r.PREFIX_QUERIES: 0, r.PREFIX_HITS: 0}, {r.PREFIX_QUERIES: 200, r.PREFIX_HITS: 50}])
     assert kv_of(rows).prefix_hit_ratio == {"1": pytest.approx(0.25)}
@@ -155,10 +137,8 @@ def test_the_mean_batch_under_preemption_is_that_of_the_samples():
 # --- load ---------------------------------------------------------------------------------------------------
 
 
-def load_of(rows, configured=None, source=None, capacity=None, mean=None):
-    return batch.load_signals(
-        window(rows), SequenceLimit(configured, source), KvSignals(kv_capacity_tokens=capacity), mean, T
-    )
+def load_of(rows, configured=None, source=None):
+    return batch.load_signals(window(rows), SequenceLimit(configured, source), KvSignals(), None, T)
 
 
 @pytest.mark.parametrize(
@@ -174,25 +154,6 @@ def load_of(rows, configured=None, source=None, capacity=None, mean=None):
 def test_at_limit_in_most_of_the_recent_samples(running, expected):
     rows = every(1, [{r.RUNNING: v, r.WAITING: 5} for v in running])
     assert load_of(rows, 64, "args").running_at_limit is expected
-
-
-def test_a_level_that_stands_still_under_a_queue_is_an_observed_limit():
-    rows = every(2, [{r.RUNNING: 48, r.WAITING: 9, r.KV_USAGE: 0.3}] * 12)
-    found = load_of(rows)
-    assert found.limits == {"observed": 48}
-    assert (found.max_num_seqs, found.max_num_seqs_source, found.running_at_limit) == (48, "observed", True)
-
-
-@pytest.mark.parametrize("row", [{r.WAITING: 0, r.KV_USAGE: 0.3}, {r.WAITING: 9, r.KV_USAGE: 0.85}])
-def test_no_observed_limit_without_a_queue_or_with_a_cache_near_full(row):
-    assert load_of(every(2, [{r.RUNNING: 48, **row}] * 12)).limits == {}
-
-
-def test_burst_ratio_compares_the_busiest_ten_seconds_with_the_mean():
-    arrived = [0, 0, 0, 0, 0, 0, 0, 60, 60, 60, 60, 60]  # 60 at once in 110 s
-    rows = every(10, [{FINISHED: v, r.RUNNING: 0, r.WAITING: 0} for v in arrived])
-    assert load_of(rows).arrival_burst_ratio == pytest.approx((60 / 10) / (60 / 110))
-    assert load_of(rows[:4]).arrival_burst_ratio is None
 
 
 def test_what_is_computed_when_it_is_read_is_of_the_moment_in_which_it_was_asked_for():

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from lab.accuracy import ablation, data, report, rows, show
+from lab.accuracy import ablation, data, report, rows, show, tables
 from lab.accuracy.score import PARTS, score
 
 
@@ -46,14 +46,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.ablate:
         found = ablation.ablate(ablation.names(), options.jobs)
         kept = {**ablation.made(), "rows": ablation.rows(found)}
-        report.ABLATION_FILE.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+        tables.ABLATION_FILE.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
         for answer in ablation.wrong(found):
             print(f"{answer.name}, {answer.taken} taken away: {answer.verdict}, wrong and confident")
     if options.untouched:
-        if report.UNTOUCHED_FILE.exists():
-            parser.error(f"--untouched: scored already, see {report.UNTOUCHED_FILE.name}; they are scored once")
-        kept = report.untouched(score((data.UNTOUCHED,), options.jobs).answers)
-        report.UNTOUCHED_FILE.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+        if tables.UNTOUCHED_FILE.exists():
+            parser.error(f"--untouched: scored already, see {tables.UNTOUCHED_FILE.name}; they are scored once")
+        kept = tables.untouched(score((data.UNTOUCHED,), options.jobs).answers)
+        tables.UNTOUCHED_FILE.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     parts = (options.only,) if options.only in PARTS else PARTS
     result = score(parts, options.jobs, "" if options.only in PARTS else options.only)
     if not result.ticks:

@@ -11,7 +11,7 @@ import pytest
 
 from kvpressure.diagnosis.conditions import NAMES
 from kvpressure.model.state import VERDICTS
-from lab.accuracy import ablation, data, report
+from lab.accuracy import ablation, data, report, tables
 from lab.accuracy.__main__ import main
 from lab.accuracy.data import Capture, Incident, Telemetry
 from lab.accuracy.incidents import judge, judge_capture
@@ -149,7 +149,7 @@ def test_a_stretch_is_strictly_right_wrong_or_wrong_and_confident() -> None:
 
 
 def test_the_untouched_incidents_were_scored_once_each_and_never_again() -> None:
-    kept = json.loads(report.UNTOUCHED_FILE.read_text(encoding="utf-8"))
+    kept = json.loads(tables.UNTOUCHED_FILE.read_text(encoding="utf-8"))
     there = data.incidents((data.UNTOUCHED,))
     assert [row[0] for row in kept if len(row) != 2] == [item.id for item in there]
     assert not {item.name for item in data.incidents()} & {item.name for item in there}

@@ -185,8 +185,8 @@ def bimodal_prompts(increase: HistogramIncrease, t: Thresholds) -> bool | None:
     if total < t["hump_min_requests"] or not increase.bounds:
         return None
     shares = [amount / total for amount in increase.increments]
-    beside = [0.0, *shares, 0.0]
-    peaks = [i for i, share in enumerate(shares) if 0 < share == max(beside[i : i + 3])]
+    before, after = (0.0, *shares), (*shares[1:], 0.0)
+    peaks = [i for i, share in enumerate(shares) if 0 < share == max(before[i], share, after[i])]
     for left, right in combinations(peaks, 2):
         if right == left + 1 or increase.bounds[right] < t["hump_min_distance_ratio"] * increase.bounds[left]:
             continue

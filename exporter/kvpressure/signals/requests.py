@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from itertools import combinations, pairwise
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Final
 
@@ -187,14 +187,15 @@ def bimodal_prompts(increase: HistogramIncrease, t: Thresholds) -> bool | None:
     shares = [amount / total for amount in increase.increments]
     before, after = (0.0, *shares), (*shares[1:], 0.0)
     peaks = [i for i, share in enumerate(shares) if 0 < share == max(before[i], share, after[i])]
-    for left, right in combinations(peaks, 2):
-        if right == left + 1 or increase.bounds[right] < t["hump_min_distance_ratio"] * increase.bounds[left]:
-            continue
-        valley = min(range(left + 1, right), key=lambda i: shares[i])
-        heights = min(shares[left], shares[right])
-        smaller = min(sum(shares[: valley + 1]), sum(shares[valley + 1 :]))
-        if shares[valley] <= t["most_ratio"] * heights and smaller >= t["hump_min_share_ratio"]:
-            return True
+    for left in peaks:
+        for right in peaks:
+            if right <= left + 1 or increase.bounds[right] < t["hump_min_distance_ratio"] * increase.bounds[left]:
+                continue
+            valley = min(range(left + 1, right), key=lambda i: shares[i])
+            heights = min(shares[left], shares[right])
+            smaller = min(sum(shares[: valley + 1]), sum(shares[valley + 1 :]))
+            if shares[valley] <= t["most_ratio"] * heights and smaller >= t["hump_min_share_ratio"]:
+                return True
     return False
 
 

@@ -34,7 +34,7 @@ RARE_EVERY: Final = 20  # rounds
 TICKS: Final = re.compile(r"^kvpressure_ticks_total (\S+)$", re.M)
 SERIES: Final = re.compile(r"^(kvpressure_\w+\{[^}]*\}) (\S+)$", re.M)
 CONCLUSIONS: Final = re.compile(
-    r"kvpressure_(finding|harm|cause_info|slow_seconds|usual_seconds|no_progress_seconds"
+    r"kvpressure_(finding|harm|cause_info|no_progress_seconds"
     r"|limit_recommended|requests_lost_ratio|verdict_confidence|verdict_reason)\b"
 )  # absent where unknown, or where the verdict is another
 

@@ -298,9 +298,7 @@ def _tick(
     published: dict[tuple[str, ...], float | None] = {
         ("kvpressure_requests_lost_ratio",): found.requests_lost_ratio,
     }
-    if (slow := slowest(view)) is not None:
-        published["kvpressure_slow_seconds", slow.phase] = slow.seconds
-        published["kvpressure_usual_seconds", slow.phase] = slow.usual
+    slow = slowest(view)
     felt = {"slow": slow and slow.seconds, "losing_requests": found.requests_lost_ratio, "stuck": stuck}
     felt["answers_suspect"] = None  # no situation has transfers
     for finding in ALERTED:

@@ -190,9 +190,6 @@ def add_engine(out: Families, engine: EngineState) -> None:
     out.add("engine_trouble", labels, trouble(engine))
     _add_limits(out, labels, engine)
     if engine.up:
-        if (slow := engine.diagnosis.slow) is not None:
-            out.add("slow_seconds", (*labels, slow.phase), slow.seconds)
-            out.add("usual_seconds", (*labels, slow.phase), slow.usual)
         for name, harm in HARMS.items():
             if published.get(name):
                 page = _printable(told(engine, harm, said)[:WORDS_LIMIT])

@@ -162,8 +162,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "cause_info",
         "gauge",
-        "What alerts say of the engine: the cause, and the first action with the argument to set. Value: confidence of"
-        " the verdict, 0-1.",
+        "The cause, and the first action with the argument to set. Value: confidence of the verdict, 0-1.",
         (*ENGINE, "verdict", "stage", "cause", "action"),
     ),
     _m("verdict_since_timestamp_seconds", "gauge", "Time at which the current verdict began.", ENGINE),
@@ -184,27 +183,13 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "harm",
         "gauge",
-        "What users feel, while it lasts: slow (kvpressure_slow_seconds), losing_requests"
+        "What users feel, while it lasts: slow (p95 seconds of the phase that is furthest from its baseline; if too few"
+        " requests finish for a p95, requests waiting divided by the finish rate over 5 minutes), losing_requests"
         " (kvpressure_requests_lost_ratio), stuck (kvpressure_no_progress_seconds) or answers_suspect (reads of freed"
         " KV blocks in 5 minutes), with that value; or another finding that raises an alert, 1. said: what the alert"
         " says, in numbers of one or two digits.",
         (*IN_POOL, "harm", "level", "said"),
         "there is no harm of this level, or it is unknown",
-    ),
-    _m(
-        "slow_seconds",
-        "gauge",
-        "p95 latency of the phase that is furthest from its baseline, while it is slow. If too few requests finish for"
-        " a p95, requests waiting divided by the finish rate over 5 minutes, as phase queue.",
-        (*ENGINE, "phase"),
-        "nothing is slow, or it is unknown",
-    ),
-    _m(
-        "usual_seconds",
-        "gauge",
-        "Usual p95 latency of the phase of kvpressure_slow_seconds; of e2e, at the present output length.",
-        (*ENGINE, "phase"),
-        "nothing is slow, or no baseline yet",
     ),
     _m(
         "finding",

@@ -235,8 +235,7 @@ _OWN: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
 def _entry(scrape: Sequence[_OwnSample], said: Mapping[str, str]) -> dict[str, Any]:
     named = [(*_OWN[name], labels, value) for name, labels, value in scrape]
     conditions = {labels["finding"]: value == 1 for _, labels, value in scrape if "finding" in labels}
-    harms = {labels["harm"]: value for _, labels, value in scrape if "harm" in labels}
-    units = {harm.name: harm.unit for harm in HARMS.values() if harm.value}
+    harms = {labels["harm"]: value for _, labels, value in scrape if labels.get("harm") in HARMS}
     behind = {said[labels["reason"]]: value for _, labels, value in scrape if labels.get("reason") in said}
     return {
         **{called: value for called, _, _, value in named if called},
@@ -244,7 +243,11 @@ def _entry(scrape: Sequence[_OwnSample], said: Mapping[str, str]) -> dict[str, A
         "up": any(name == "engine_up" and value == 1 for name, _, value in scrape),
         "mitigation": {"actions": [{"title": labels["action"]} for _, labels, _ in scrape if labels.get("action")]},
         "supporting": [
-            *(f"users: {words(name)}, {say(value, units[name])}" for name, value in harms.items() if name in units),
+            *(
+                f"users: {words(harm)}, {say(value, HARMS[harm].unit)}"
+                for harm, value in harms.items()
+                if HARMS[harm].value
+            ),
             *(f"{value:.3g} {name}" for name, value in behind.items()),
         ],
         "missing": ["evidence in sentences, triage, limits: on the exporter's page, not in its series"],

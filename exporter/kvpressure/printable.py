@@ -7,7 +7,6 @@ line, or line ends that forge one. Each such character is shown as its escape (`
 from __future__ import annotations
 
 import contextlib
-import re
 import shlex
 import sys
 import unicodedata
@@ -18,9 +17,9 @@ _OBEYED: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _OF_LINES: Final = frozenset("\n\t")
 MARKUP: Final = r"[][<>|`]|\B@|@(here|everyone)"
 """Markup of Slack, Discord, Teams, Mattermost and Google Chat, as anybody names a model or a pod. The ``@`` of
-``model@revision`` or ``vllm@0.service`` is kept: Discord alone mentions within a word.
+``model@revision`` or ``vllm@0.service`` is kept: Discord alone mentions within a word. In its place is ``_`` and the
+group.
 """
-_MARKUP: Final = re.compile(MARKUP)
 
 
 class Asked(dict[str, str]):
@@ -64,11 +63,6 @@ def visible_all(value: Any) -> Any:
 
 def _shown(char: str) -> str:
     return char.encode("unicode_escape").decode() if unicodedata.category(char) in _OBEYED else char
-
-
-def without_markup(text: str) -> str:
-    """``text`` with ``_`` for the signs with which a name mentions people or hides a link in a chat."""
-    return _MARKUP.sub(r"_\1", text)
 
 
 class Operator(str):

@@ -5,6 +5,7 @@ that failed, probes, transfers. And what an alert says, which ends with the firs
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil
@@ -20,7 +21,7 @@ from kvpressure.model.log_events import ALLOCATION_EVENTS, EVENTS
 from kvpressure.model.readings import EngineKey
 from kvpressure.model.reasons import TIMEOUT
 from kvpressure.model.state import ACTIONABLE, CALM, Cause, Diagnosis, EngineState
-from kvpressure.printable import PIPE, UNKNOWN, Asked, capital, command, named, say, without_markup
+from kvpressure.printable import MARKUP, PIPE, UNKNOWN, Asked, capital, command, named, say
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.kv import MEASURED as NOW
 from kvpressure.signals.window import TWICE
@@ -442,28 +443,24 @@ class Harm:
     first: str = ""
 
 
-_SLOW: Final = Harm(
-    "slow",
-    "warning",
-    "{phase} of {who} at p95, {usual}",
-    "",
-    lambda e: getattr(e.diagnosis.slow, "seconds", None),
-    "seconds",
-)
-_LOSING: Final = Harm(
-    "losing_requests",
-    "warning",
-    "Requests of {who} that end without an answer",
-    "Most of them {lost}, usual share of abandoned ones: {usual_abandoned}",
-    lambda e: e.signals.requests.requests_lost_ratio,
-    "ratio",
-    "read the server's log ({log}), and the gateway's for its time limit",
-)
-HARMS: Final[Mapping[str, Harm]] = {
-    "slow": _SLOW,
-    "slow_badly": replace(_SLOW, level="critical"),
-    "losing_requests": _LOSING,
-    "losing_requests_badly": replace(_LOSING, level="critical"),
+_HARMS: Final[Mapping[str, Harm]] = {
+    "slow": Harm(
+        "slow",
+        "warning",
+        "{phase} of {who} at p95, {usual}",
+        "",
+        lambda e: getattr(e.diagnosis.slow, "seconds", None),
+        "seconds",
+    ),
+    "losing_requests": Harm(
+        "losing_requests",
+        "warning",
+        "Requests of {who} that end without an answer",
+        "Most of them {lost}, usual share of abandoned ones: {usual_abandoned}",
+        lambda e: e.signals.requests.requests_lost_ratio,
+        "ratio",
+        "read the server's log ({log}), and the gateway's for its time limit",
+    ),
     "stuck": Harm(
         "stuck",
         "critical",
@@ -503,6 +500,10 @@ HARMS: Final[Mapping[str, Harm]] = {
         "Transfers fail or stand still, prompts are thrown away before the other side has them, or the decode side"
         " computes them itself. Each fault is counted on one of the two servers: look at both",
     ),
+}
+HARMS: Final = {
+    **_HARMS,
+    **{f"{name}_badly": replace(_HARMS[name], level="critical") for name in ("slow", "losing_requests")},
 }
 """Findings that are published once more while they hold: rules then read the few series of engines that are in trouble,
 and find in them what to say.
@@ -583,4 +584,4 @@ def told(engine: EngineState, harm: Harm, cause: Cause) -> str:
         "First action: " + (harm.first or cause.action or harm.otherwise.format_map(values)),
         "Run: " + command("kvpressure", "mitigate" if asks else "diagnose", *where),
     )
-    return without_markup(". ".join(filter(None, sentences)))
+    return re.sub(MARKUP, r"_\1", ". ".join(filter(None, sentences)))

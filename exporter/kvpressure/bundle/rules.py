@@ -27,7 +27,6 @@ from kvpressure.settings.thresholds import Thresholds
 
 PREFIX: Final = "kvpressure-"  # of group names
 _METRIC: Final = re.compile(r"(?<![:\w])kvpressure_\w+(?![:\w])")  # no recording
-_QUERIED: Final = re.compile(r"(?<![:\w])(kvpressure_\w+)[{|\\]")  # alone, or of several names in quotes
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same documents, ten times as fast
 PROFILES: Final = ("default", "literal")
 _CAMEL: Final = {
@@ -185,9 +184,8 @@ def _prefixed(rule: Mapping[str, Any]) -> dict[str, Any]:
 def metrics_read(rules: Mapping[str, Any]) -> list[str]:
     """Names of the exporter's metrics that the rules of a file, and the queries in their texts, read."""
     every = [rule for group in rules["groups"] for rule in group["rules"]]
-    texts = [text for rule in every for text in rule.get("annotations", {}).values()]
-    found = {name for rule in every for name in _METRIC.findall(rule["expr"])}
-    return sorted(found.union(*(_QUERIED.findall(text) for text in texts)))
+    texts = [text for rule in every for text in (rule["expr"], *rule.get("annotations", {}).values())]
+    return sorted({name for text in texts for name in _METRIC.findall(text)})
 
 
 def rule_file(groups: Iterable[RuleGroup], values: BundleValues) -> dict[str, Any]:

@@ -341,10 +341,11 @@ def test_pages_that_do_not_divide_one_another_are_refused(layers: tuple[Layer, .
         layout(mixed(*layers))
 
 
-def test_full_layers_of_different_size_share_one_block() -> None:
+def test_full_layers_keys_and_values_of_different_size_share_one_block() -> None:
     found = layout(mixed(Layer("full", 8, 128, 128), Layer("full", 4, 64, 64)))
     assert found.uniform
     assert found.bytes_per_token == 8 * 256 * 2 + 4 * 128 * 2
+    assert layer_bytes(Layer("full", 1, 192, 128), 1, "auto") == 2 * (192 + 128)
 
 
 @pytest.mark.parametrize(
@@ -367,7 +368,3 @@ def test_groups_of_nearly_equal_counts_are_not_split() -> None:
     found = kinds(4, 3)
     assert len(found.groups) == 2
     assert found.block_bytes == 4 * 16 * 8 * 128 * 2
-
-
-def test_keys_and_values_of_different_size() -> None:
-    assert layer_bytes(Layer("full", 1, 192, 128), 1, "auto") == 2 * (192 + 128)

@@ -160,12 +160,8 @@ def plan_for(
     return recommend(shape, parallel, layout(shape, parallel), gib * GIB, memory, load, needed, THRESHOLDS)
 
 
-def made(plan: LimitPlan | None) -> LimitPlan:
-    return plan
-
-
 def test_the_documented_utilization_where_it_suffices() -> None:
-    found = made(plan_for(stated("1500", "500")))
+    found = plan_for(stated("1500", "500"))
     assert found.gpu_memory_utilization.value == 0.7
     assert "documented" in found.gpu_memory_utilization.reason
     assert found.max_model_len.value == 3072  # 2000 tokens, a quarter more, rounded up to 1024
@@ -184,35 +180,35 @@ def test_the_documented_utilization_where_it_suffices() -> None:
 )
 def test_a_quantile_is_not_the_longest_request(prompt: str, output: str, known: str) -> None:
     """A max_model_len made of p95 would have vLLM refuse the longest requests, perhaps one of twenty."""
-    found = made(plan_for(stated(prompt, output)))
+    found = plan_for(stated(prompt, output))
     assert found.max_model_len.value is None
     assert f"known {known} only" in found.max_model_len.reason
     assert found.max_num_seqs.value == found.fit.requests
 
 
 def test_the_longest_request_that_is_given_bounds_the_context() -> None:
-    found = made(plan_for(stated("p50=400,p95=960,p100=3000", "p50=200,p100=500")))
+    found = plan_for(stated("p50=400,p95=960,p100=3000", "p50=200,p100=500"))
     assert found.max_model_len.value == 5120  # 3500 tokens, a quarter more, rounded up to 1024
     assert "the longest request (3500 tokens)" in found.max_model_len.reason
 
 
 def test_long_context_gets_the_documented_lower_one() -> None:
-    assert made(plan_for(stated("p50=500,p95=8000,p99=16000", "200"))).gpu_memory_utilization.value == 0.6
+    assert plan_for(stated("p50=500,p95=8000,p99=16000", "200")).gpu_memory_utilization.value == 0.6
 
 
 def test_more_than_documented_only_as_far_as_needed() -> None:
     load = stated("4000", "1000")
-    base = made(plan_for(load))
+    base = plan_for(load)
     needed = (base.fit.requests or 0) + 5
-    found = made(plan_for(load, needed))
+    found = plan_for(load, needed)
     assert 0.7 < found.gpu_memory_utilization.value < 0.8
     assert (found.fit.requests or 0) >= needed
-    less = made(plan_for(load, needed - 5))
+    less = plan_for(load, needed - 5)
     assert less.gpu_memory_utilization.value == 0.7
 
 
 def test_a_model_that_needs_the_default_gets_it() -> None:
-    found = made(plan_for(stated("1500", "500"), gib=24))
+    found = plan_for(stated("1500", "500"), gib=24)
     assert found.gpu_memory_utilization.value == 0.92
     assert "more memory" in found.gpu_memory_utilization.reason
 
@@ -241,7 +237,7 @@ def test_every_plan_holds_what_it_promises(prompt: int, output: int, gib: int, n
 
 
 def test_the_models_own_context_is_not_exceeded() -> None:
-    assert made(plan_for(stated("3900", "100"), model="llama-2-7b")).max_model_len.value == 4096
+    assert plan_for(stated("3900", "100"), model="llama-2-7b").max_model_len.value == 4096
 
 
 def test_requests_end_at_max_model_len() -> None:

@@ -130,12 +130,9 @@ def named(scanner: Scanner, page: bytes) -> dict[str, tuple[str, float]]:
     return {one.engine: (one.replica, one.gauges[r.KV_USAGE]) for one in scanner.scan(page).engines}
 
 
-def test_two_workers_that_collide_are_two_engines_in_any_order() -> None:
+def test_workers_that_collide_are_engines_in_any_order_and_a_new_one_has_the_place_of_one_that_is_gone() -> None:
     assert named(Scanner(), ray(a=0.99, b=0.01)) == {"0/r0": ("a", 0.99), "0/r1": ("b", 0.01)}
     assert named(Scanner(), ray(b=0.01, a=0.99)) == {"0/r0": ("a", 0.99), "0/r1": ("b", 0.01)}
-
-
-def test_a_replica_that_starts_has_the_place_of_one_that_is_gone() -> None:
     scanner = Scanner()
     named(scanner, ray(a=0.9, b=0.1))
     assert named(scanner, ray(b=0.2, z=0.0)) == {"0/r0": ("z", 0.0), "0/r1": ("b", 0.2)}

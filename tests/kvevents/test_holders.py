@@ -83,12 +83,9 @@ def test_a_model_without_full_attention_is_refused():
     assert contents.reason == ""
 
 
-def test_groups_without_their_kinds_are_refused():
-    assert full(stored(1, 10, group=0), stored(1, 10, group=1)).reason == HYBRID
-
-
-def test_an_engine_that_begins_anew_may_have_other_groups():
+def test_groups_without_their_kinds_are_refused_until_the_engine_begins_anew():
     contents = full(stored(1, 10, group=0), stored(1, 10, group=1))
+    assert contents.reason == HYBRID
     contents.begin("")
     contents.take(1001.0, [stored(1, 10, group=2, spec="full_attention"), Event(REMOVED, blocks(1, 4), group=2)])
     assert (contents.reason, contents.reuse.resident) == ("", 6)

@@ -81,14 +81,11 @@ def test_the_same_page_in_another_dialect_gives_the_same_engines(capture, dialec
 # --- versions --------------------------------------------------------------------------------------------
 
 
-def test_the_newer_spelling_wins_whatever_the_order():
+def test_the_newer_spelling_wins_whatever_the_order_unless_it_cannot_be_read():
     new, old = series("kv_cache_usage_perc", "0.7"), series("gpu_cache_usage_perc", "0.2")
     assert engine_of(new + old).gauges == engine_of(old + new).gauges == {"kv_usage": 0.7}
     new, old = series("inter_token_latency_seconds_sum", "5"), series("time_per_output_token_seconds_sum", "9")
     assert engine_of(new + old).histograms["inter_token"].sum == engine_of(old + new).histograms["inter_token"].sum == 5
-
-
-def test_the_older_spelling_stands_in_when_the_newer_one_cannot_be_read():
     result = scan(series("kv_cache_usage_perc", "NaN") + series("gpu_cache_usage_perc", "0.2"))
     assert result.engines[0].gauges == {"kv_usage": 0.2}
     assert result.bad_lines == 1

@@ -160,21 +160,19 @@ def test_a_library_of_another_release_is_not_trusted(rocm: Path, tmp_path: Path,
     assert f"belong to library {'.'.join(map(str, version))}" in refusal(rocm, tmp_path, [full()], version=version)
 
 
-def test_a_library_that_contradicts_sysfs_is_not_trusted(rocm: Path, tmp_path: Path) -> None:
-    said = refusal(rocm, tmp_path, [full(total_bytes=trees.MI300X_VRAM // 2)])
-    assert f"{BUS}: the library says {trees.MI300X_VRAM // 2}" in said
-
-
-def test_a_library_that_does_not_see_a_device_is_not_trusted(rocm: Path, tmp_path: Path) -> None:
-    assert f"the library does not see {BUS}" in refusal(rocm, tmp_path, [full("0000:06:00.0")])
-
-
-def test_a_library_that_does_not_start_fails(rocm: Path, tmp_path: Path) -> None:
-    assert "DRIVER_NOT_LOADED" in refusal(rocm, tmp_path, [full()], init=34)
-
-
-def test_a_library_that_answers_nothing_is_not_used(rocm: Path, tmp_path: Path) -> None:
-    assert "no device answers" in refusal(rocm, tmp_path, [SmiDevice(BUS)])
+@pytest.mark.parametrize(
+    ("devices", "world", "reason"),
+    [
+        ([full(total_bytes=trees.MI300X_VRAM // 2)], {}, f"{BUS}: the library says {trees.MI300X_VRAM // 2}"),
+        ([full("0000:06:00.0")], {}, f"the library does not see {BUS}"),
+        ([full()], {"init": 34}, "DRIVER_NOT_LOADED"),
+        ([SmiDevice(BUS)], {}, "no device answers"),
+    ],
+)
+def test_a_library_that_contradicts_sysfs_or_answers_nothing_is_not_trusted(
+    rocm: Path, tmp_path: Path, devices: list[SmiDevice], world: dict[str, int], reason: str
+) -> None:
+    assert reason in refusal(rocm, tmp_path, devices, **world)
 
 
 @pytest.mark.parametrize(

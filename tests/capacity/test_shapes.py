@@ -81,12 +81,9 @@ def test_multimodal_configurations_hold_the_text_model_inside() -> None:
     assert per_token(text_config={"text_config": LLAMA}) == per_token(**LLAMA)
 
 
-def test_sliding_window_that_is_not_used() -> None:
+def test_a_sliding_window_counts_where_it_is_used_and_from_the_layer_on_where_it_is() -> None:
     assert layout(from_config({**LLAMA, "sliding_window": 4096, "use_sliding_window": False}, "qwen")).uniform
     assert layout(from_config({**LLAMA, "sliding_window": None}, "mistral")).uniform
-
-
-def test_sliding_window_from_some_layer_on() -> None:
     shape = from_config({**LLAMA, "sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 28}, "qwen")
     assert [layer.kind for layer in shape.layers].count("sliding") == 4
     assert shape.layers[27].kind == "full"

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from threading import Thread
 from types import SimpleNamespace
-from typing import cast
 
 import pytest
 from prometheus_client.metrics_core import Metric as Family
@@ -17,7 +16,6 @@ from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish import routes
 from kvpressure.publish.web.http import HttpRequest
 from kvpressure.runtime import process_tuning as runtime
-from kvpressure.runtime.monitor import Monitor
 from kvpressure.runtime.signal_flag import SignalFlag
 from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
 from kvpressure.sources.scrape.source import EngineSource
@@ -77,20 +75,9 @@ print(sum(ref() is not None for ref in knots) < 15_000)
 
 
 def test_the_main_thread_tidies_up_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
+    rounds: list[int] = []
     tidied: list[int] = []
     stopping = SignalFlag()
-
-    class Idle:
-        """A monitor that is never done; gives up after a while."""
-
-        rounds = 0
-
-        def wait(self, _: float) -> bool:
-            nonlocal now
-            now += 0.02
-            self.rounds += 1
-            return self.rounds > 200
 
     def collect_garbage() -> None:
         tidied.append(1)
@@ -100,11 +87,10 @@ def test_the_main_thread_tidies_up_now_and_then(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(runtime, "TIDY_SECONDS", 0.05)
     monkeypatch.setattr(runtime, "collect_garbage", collect_garbage)
     monkeypatch.setattr(serve, "WAIT_SECONDS", 0.0)
-    monkeypatch.setattr(serve, "time", SimpleNamespace(monotonic=lambda: now))
-    monitor = Idle()
-    serve._wait(cast(Monitor, monitor), stopping, SignalFlag(), lambda: True)
-    assert len(tidied) == 3
-    assert monitor.rounds == 9, "not on every turn"
+    monkeypatch.setattr(serve, "time", SimpleNamespace(monotonic=lambda: 0.02 * len(rounds)))
+    idle = SimpleNamespace(wait=lambda _: rounds.append(1) or len(rounds) > 200)  # never done; gives up after a while
+    serve._wait(idle, stopping, SignalFlag(), lambda: True)
+    assert (len(tidied), len(rounds)) == (3, 9), "not on every turn"
 
 
 @pytest.mark.live

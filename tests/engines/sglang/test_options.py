@@ -42,17 +42,14 @@ def seen(text: str, *words: str) -> EngineState:
 # --- limits --------------------------------------------------------------------------------------------------------
 
 
-def test_max_running_requests_is_the_limit_of_the_batch() -> None:
-    assert limits("--max-running-requests", "48")["max_num_seqs"] == Limit("max_num_seqs", 48.0, True, "args")
-
-
 def test_without_chunks_there_is_no_budget_and_prompts_are_whole() -> None:
     assert "max_num_batched_tokens" not in limits("--chunked-prefill-size", "-1", version="0.5.9", gpu=gpu(80))
     assert SGLANG.features(started("--chunked-prefill-size", "-1"), None, ()).whole_prompts
     assert not SGLANG.features(started("--chunked-prefill-size", "4096"), None, ()).whole_prompts
 
 
-def test_the_start_up_log_is_truer_than_the_arguments() -> None:
+def test_max_running_requests_is_the_limit_of_the_batch_unless_the_log_of_the_start_says_another() -> None:
+    assert limits("--max-running-requests", "48")["max_num_seqs"] == Limit("max_num_seqs", 48.0, True, "args")
     found = limits("--max-running-requests", "4096", facts={"max_num_seqs": 33.0})
     assert found["max_num_seqs"] == Limit("max_num_seqs", 33.0, True, "log")
 

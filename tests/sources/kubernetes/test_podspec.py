@@ -134,20 +134,15 @@ def test_an_engine_as_a_native_sidecar() -> None:
     assert found.target is not None
 
 
-def test_a_selected_pod_has_one_engine_even_if_nothing_says_vllm() -> None:
+def test_a_selected_pod_has_one_engine_even_if_nothing_says_vllm_and_annotations_choose_and_forbid() -> None:
     own = container(command=["/start"], image="own")
     assert read(pod(containers=[own])).engines == ()
     assert engine(pod(containers=[own]), SELECTED).container == "vllm"
     side = {"name": "side", "image": "envoy"}
     assert engine(pod(containers=[side, own]), SELECTED).container == "vllm"
     assert read(pod(containers=[side, {**side, "name": "other"}]), SELECTED).engines == ()
-
-
-def test_annotations_choose_and_forbid() -> None:
-    side = {"name": "side", "image": "own"}
-    assert (
-        engine(pod(containers=[container(), side], annotations={"kvpressure.io/container": "side"})).container == "side"
-    )
+    chosen = pod(containers=[container(), side], annotations={"kvpressure.io/container": "side"})
+    assert engine(chosen).container == "side"
     assert read(pod(annotations={"kvpressure.io/scrape": "false"})).engines == ()
 
 

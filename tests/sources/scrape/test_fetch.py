@@ -21,6 +21,7 @@ from kvpressure.sources.base import SourceError
 from kvpressure.sources.scrape import fetch as fetch_module
 from kvpressure.sources.scrape.fetch import MAX_BODY_BYTES, Fetcher
 from kvpressure.sources.scrape.targets import parse_target
+from tests.helpers import failing
 from tests.helpers.vllm_server import RawServer, answering, reset, response, saying
 from tests.helpers.waiting import until
 
@@ -36,10 +37,7 @@ def fetcher_for(server: RawServer, timeout: float = 5.0, options: str = "") -> F
 
 
 def reason_of(fetcher: Fetcher) -> str:
-    with pytest.raises(SourceError) as caught:
-        fetcher.fetch()
-    assert caught.value.reason in REASONS
-    return caught.value.reason
+    return failing.reason_of(fetcher.fetch, REASONS)
 
 
 def reason_from(server: RawServer, timeout: float = 5.0) -> str:

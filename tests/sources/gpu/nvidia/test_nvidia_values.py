@@ -66,16 +66,13 @@ def test_every_value_in_base_units(start: StartChild) -> None:
     assert gpu["error"] is None
 
 
-def test_zero_is_a_value_where_it_can_be_true(start: StartChild) -> None:
-    (gpu,) = start(World(gpus=[Gpu(memory_free=80 * GIB, utilization=0, clocks_reasons=0)])).gpus()
+def test_zero_is_a_value_where_it_can_be_true_and_clients_of_mps_are_added_once(start: StartChild) -> None:
+    shared = Gpu(processes=[(1, None), (2, GIB)], mps_processes=[(1, GIB), (3, 2 * GIB)])
+    gpu, of_mps = start(World(gpus=[Gpu(memory_free=80 * GIB, utilization=0, clocks_reasons=0), shared])).gpus()
     assert gpu["memory_used_bytes"] == 0
     assert gpu["utilization_ratio"] == 0.0
     assert gpu["throttle_reasons"] == []
-
-
-def test_mps_clients_are_added_once(start: StartChild) -> None:
-    (gpu,) = start(World(gpus=[Gpu(processes=[(1, None), (2, GIB)], mps_processes=[(1, GIB), (3, 2 * GIB)])])).gpus()
-    assert {(p["pid"], p["used_bytes"]) for p in gpu["processes"]} == {(1, GIB), (2, GIB), (3, 2 * GIB)}
+    assert {(p["pid"], p["used_bytes"]) for p in of_mps["processes"]} == {(1, GIB), (2, GIB), (3, 2 * GIB)}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from kvpressure.model.state import State
 from kvpressure.runtime.monitor import HANG_SECONDS, HEARTBEAT_SECONDS, PIPELINE, DeferredSource, Monitor, build_sources
 from kvpressure.runtime.worker import PENDING_LOGS, Worker, next_due
 from kvpressure.settings.settings import Settings
-from kvpressure.sources.base import FatalSourceError, NothingHere, Reading, Source, SourceError
+from kvpressure.sources.base import NothingHere, Reading, Source, SourceError
 from kvpressure.sources.catalog import CollectorSettings, SourceSpec
 from tests.helpers.waiting import until
 
@@ -392,13 +392,6 @@ class TestRunning:
         one = Monitor({each.name: (each, source) for each, source in sources}, Recorder(), interval)
         one.start()
         return one
-
-    def test_a_fatal_source_ends_the_wait(self) -> None:
-        one = self.run((spec(), Scripted(raising(FatalSourceError("library_mismatch", "driver was replaced")))))
-        assert one.wait(10)
-        assert one.fatal is not None
-        assert str(one.fatal) == "library_mismatch: driver was replaced"
-        one.stop()
 
     def test_stop_closes_the_sources_even_when_closing_hangs_or_fails(self) -> None:
         go = threading.Event()

@@ -71,11 +71,6 @@ def test_ranks_of_data_parallel_attention_share_the_limits_and_others_have_their
     assert limits(*words)["max_num_seqs"].value == 128.0
 
 
-def test_further_nodes_serve_nothing() -> None:
-    assert not SGLANG.endpoints(started("--nnodes", "2", "--node-rank", "1")).serves
-    assert SGLANG.endpoints(started("--nnodes", "2", "--node-rank", "0")).serves
-
-
 # --- defaults ------------------------------------------------------------------------------------------------------
 
 

@@ -232,36 +232,21 @@ def test_a_page_of_the_pod_before_is_not_returned_as_that_of_the_next(source_for
         assert server.connections == 2
 
 
-def test_what_discovery_finds_is_read_beside_what_was_given(source_for):
+def test_what_discovery_finds_is_read_beside_what_was_given_of_which_it_knows_more(source_for):
     with answering(PAGE) as given, answering(PAGE) as found:
         shared = SharedDiscovery()
         source = source_for(given, shared=shared)
         assert source.read().targets == (given.url,)
-        shared.targets = (parse_target(f"ns/found={found.url}"), parse_target(f"ns/given={given.url}"))
+        of_pods = [f"ns/{pod}={server.url}" for server in (found, given) for pod in (server.port, "second")]
+        shared.targets = tuple(map(parse_target, of_pods))
         for _ in range(2):
-            assert {page.target: page.pod for page in source.read().pages} == {given.url: "given", found.url: "found"}
+            pods = {page.target: page.pod for page in source.read().pages}
+            assert pods == {server.url: str(server.port) for server in (given, found)}, "the first of each address"
         shared.targets = ()
         reading = source.read()
         assert {page.target: page.pod for page in reading.pages} == {given.url: given.address}
         assert reading.targets == (given.url,)
     assert (given.connections, found.connections) == (1, 1)
-
-
-@pytest.mark.fault(
-    "engines",
-    "more targets than allowed",
-    "those with the weakest claims are down, and no more than as many as are scraped are listed",
-    '`source_errors_total{source="engines",reason="target_limit"}`',
-    "`--engine.max-targets`",
-)
-def test_targets_beyond_the_limit_are_not_read_and_are_counted(source_for):
-    with answering(PAGE) as server:
-        source = source_for(*(f"{server.address}/{n}" for n in range(5)), engine_max_targets=3)
-        reading = source.read()
-    assert reading.errors == {"target_limit": 2}
-    assert {page.target: page.error for page in reading.pages} == {
-        f"http://{server.address}/{n}": None if n < 3 else "target_limit" for n in range(5)
-    }
 
 
 def test_what_has_never_answered_is_listed_with_what_its_address_said(source_for):
@@ -290,6 +275,13 @@ def test_what_has_never_answered_is_listed_with_what_its_address_said(source_for
             assert listed.explanation.endswith(row[2])
 
 
+@pytest.mark.fault(
+    "engines",
+    "more targets than allowed",
+    "those with the weakest claims are down, and no more than as many as are scraped are listed",
+    '`source_errors_total{source="engines",reason="target_limit"}`',
+    "`--engine.max-targets`",
+)
 def test_a_target_without_a_gpu_takes_no_place_of_one_with_a_gpu(source_for):
     def read():
         """The pods of the pages, apart by whether they were asked for."""
@@ -324,21 +316,6 @@ def test_engines_of_targets_without_a_gpu_push_none_off_the_page_of_one_with_a_g
         engines = {page.pod: (len(page.engines), dict(page.cut)) for page in source.read().pages}
         assert engines["chat"] == (2, {})
         assert [engines[f"evil-{n}"] for n in range(3)] == 3 * [(1, {"engines": 1})]
-
-
-def test_of_two_targets_with_one_name_the_first_counts_and_discovery_knows_more_than_what_was_given(source_for):
-    given, first, second = (parse_target(f"{owner}http://127.0.0.1:1") for owner in ("", "prod/a=", "prod/b="))
-    source = source_for()
-    source.set_targets((first, second))
-    assert [page.pod for page in source.read().pages] == ["a"]
-    shared = SharedDiscovery()
-    source = source_for("127.0.0.1:1", "127.0.0.1:2", shared=shared)
-    assert source.read().targets[0] == given.name
-    shared.targets = (first, second)
-    assert sorted((page.pod, page.target) for page in source.read().pages) == [
-        ("127.0.0.1:2", "http://127.0.0.1:2/metrics"),
-        ("a", given.name),
-    ]
 
 
 def test_threads_and_memory_do_not_grow_with_churn(source_for):

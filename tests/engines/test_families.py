@@ -74,14 +74,10 @@ def said_unread(server: str) -> list[tuple[str, str]]:
 
 
 @every_server
-def test_each_family_of_a_page_is_listed_once(server: str) -> None:
+def test_each_family_of_a_page_is_listed_once_and_is_read_as_it_says(server: str) -> None:
     listed = [*said_read(server), *(name for name, _ in said_unread(server))]
     assert len(listed) == len(set(listed))
     assert sorted(on_pages(server) - set(listed)) == []
-
-
-@every_server
-def test_what_is_said_to_be_read_is_and_the_rest_is_not(server: str) -> None:
     prefix = PAGES[server][0]
     assert [name for name in said_read(server) if not is_read(prefix + name)] == []
     assert [name for name, why in said_unread(server) if is_read(prefix + name) or not why] == []

@@ -231,13 +231,6 @@ def descriptors(second: int) -> float:
     return 35.0 if 30 <= second < 60 else 40.0
 
 
-def test_still_gauges_alone_are_no_confident_rest() -> None:
-    """The first beam search of a real vLLM compiles for 25 s; until that step ends, the page shows nothing."""
-    for _, state in replayed("10-beam-n4"):
-        assert not (state.diagnosis.verdict == "idle" and state.diagnosis.confidence >= CONFIDENT)
-    assert not play(60, gpus=(), **QUIET).confidently()
-
-
 def test_a_long_first_step_behind_connected_clients_is_not_idle() -> None:
     said = play(90, gpus=(), page={r.PROCESS_OPEN_FDS: descriptors}, **served(30))
     assert said.states[58].diagnosis.verdict == "idle"

@@ -278,14 +278,6 @@ def test_silence_as_long_as_a_prompt_usually_takes_is_no_stall():
     )
 
 
-def test_silence_that_ended_with_output_before_is_usual_where_no_histogram_says_so():
-    prompts = {name: value for name, value in _prompts_of(77).items() if name != "prefill"}
-    said = play(320, **SLOW_PREFILL | prompts)
-    assert "stalled" not in said.confidently(154)
-    prompts = {name: value for name, value in _prompts_of(77, until=160).items() if name != "prefill"}
-    assert "stalled" in play(320, **SLOW_PREFILL | prompts).confidently(300)
-
-
 def test_deferred_requests_that_fill_the_limit_are_named():
     """VLLM counts requests that it skipped in the queue against the limit: four run, the cache is empty,
     nobody gets in.

@@ -80,13 +80,6 @@ def test_below_full_the_queue_alone_is_weaker_evidence(peak, verdict):
     assert (found.grade >= Grade.LIKELY) == (peak >= 0.97)
 
 
-def test_preemptions_raise_confidence_and_stage():
-    found = judge(**PRESSURE | {"preemptions_counted": 80.0, "preemptions_per_running_minute": 2.0})
-    assert (found.stage, found.grade) == ("thrashing", Grade.CERTAIN)
-    found = judge(**PRESSURE | {"preemptions_counted": 4.0, "preemptions_per_running_minute": 0.1})
-    assert found.stage == "saturated"
-
-
 def test_reached_limit_with_a_full_cache_and_no_preemption_is_still_the_limit():
     """Scenario o of the live captures: max_num_seqs 8, usage climbs to 0.97, nothing is preempted."""
     found = judge(**PRESSURE | {"running_at_limit": True, "preemptions_counted": 0.0, "preemptions_inferred": 0.0})

@@ -9,18 +9,8 @@ from pathlib import Path
 import pytest
 from docs.generate import reference
 
-from kvpressure.model.readings import (
-    AllocatorReading,
-    ContainerReading,
-    GpuOwner,
-    GpuReading,
-    LogLine,
-    NodeCondition,
-    Snapshot,
-    SourceHealth,
-    StepStats,
-)
 from kvpressure.recording.format import tick_to_json
+from tests.recording.strategies import full_snapshot
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,22 +34,7 @@ def test_pages_are_current_and_an_old_one_is_named(tmp_path: Path, capsys: pytes
 
 
 def test_every_key_of_a_tick_is_on_the_page() -> None:
-    snapshot = Snapshot(
-        time=1.0,
-        gpus=(GpuReading("GPU-1", 0, "nvidia"),),
-        containers=(ContainerReading("a", "b", "c"),),
-        owners=(GpuOwner("GPU-1", "a", "b", "c"),),
-        logs=(LogLine("a", "b", "c", "x", None),),
-        allocator=(AllocatorReading("a", "b", 0),),
-        steps=(StepStats("a", "b", "0", 1.0, 2.0, 3, 4),),
-        node_conditions=(NodeCondition("MemoryPressure", True),),
-        health={"nvidia": SourceHealth("nvidia")},
-        targets=("x",),
-        pods={("a", "b"): "uid"},
-        process_pods={1: ("a", "b")},
-        expected_gpus={"nvidia": 1},
-    )
     text = (ROOT / "docs/recordings.md").read_text(encoding="utf-8").partition("## Format")[2]
-    written = json.loads(tick_to_json(snapshot))
+    written = json.loads(tick_to_json(full_snapshot()))
     assert len(written) > 10
     assert [key for key in written if f"`{key}`" not in text] == []

@@ -242,13 +242,6 @@ class TestPodsThatAreReplaced:
         assert counted(self.tick(pipeline, (), {"chat-0": "2"}, 1004.0, logs=(oom,))) == {"chat-0": {"cuda_oom": 1}}
         assert counted(self.tick(pipeline, (), {}, 1005.0, logs=(oom,))) == {}, "its last words"
 
-    def test_a_pod_that_exists_and_does_not_answer_is_down(self) -> None:
-        pipeline = Pipeline()
-        self.tick(pipeline, (page(1000.0),), {"chat-0": "1"}, 1000.0)
-        for i in range(1, 30):
-            state = self.tick(pipeline, (failed(1000.0 + i),), {"chat-0": "1"}, 1000.0 + i)
-        assert [(engine.up, engine.error) for engine in state.engines] == [(False, "refused")]
-
     def test_an_engine_named_by_hand_is_that_of_its_address(self) -> None:
         """The node's pods say nothing of it."""
         pipeline = Pipeline()

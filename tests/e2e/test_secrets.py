@@ -4,7 +4,6 @@ the secret.
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +25,7 @@ from kvpressure.sources.kubernetes.podspec import Policy, read_pod
 from kvpressure.sources.scrape.scanner import parse_scrape
 from tests.engines.vllm.test_public import COMMANDS, LINES, NAMES, OTHERS, QUOTES, filled
 from tests.helpers.vllm_pages import text_of
+from tests.sources.kubernetes import objects
 
 pytestmark = pytest.mark.slow
 
@@ -47,19 +47,10 @@ PLACES = [  # beyond one command and one name: each command with some name, each
 ]
 
 
-def pod(argv: list[str], secret: str) -> dict[str, object]:
-    container = {
-        "name": "vllm",
-        "image": "vllm/vllm-openai:v0.9.1",
-        "command": argv,
-        "ports": [{"containerPort": 8000}],
-        "env": [{"name": name, "value": secret} for name in ("HF_TOKEN", "VLLM_API_KEY", "VLLM_OTHER", "K", "api_key")],
-    }
-    return {
-        "metadata": {"namespace": "ns", "name": "p", "uid": "u"},
-        "spec": {"containers": [container]},
-        "status": {"phase": "Running", "podIP": "10.0.0.1"},
-    }
+def pod(argv: list[str], secret: str) -> dict[str, Any]:
+    names = ("HF_TOKEN", "VLLM_API_KEY", "VLLM_OTHER", "K", "api_key")
+    env = [{"name": name, "value": secret} for name in names]
+    return objects.pod("p", "ns", containers=[objects.container(command=argv, env=env)])
 
 
 def shown(pod_document: dict[str, Any], argv: list[str]) -> Iterator[tuple[str, str]]:
@@ -82,12 +73,9 @@ def shown(pod_document: dict[str, Any], argv: list[str]) -> Iterator[tuple[str, 
         )
         for target in targets
     )
-    raw = tuple(
-        parse_scrape(None, target="t", time=10.0, pod="p", args=argv, env={"HF_TOKEN": SECRET, "VLLM_X": SECRET})
-        for _ in "1"
-    )
+    raw = parse_scrape(None, target="t", time=10.0, pod="p", args=argv, env={"HF_TOKEN": SECRET, "VLLM_X": SECRET})
     logs = tuple(log_line("ns", "p", "vllm", line.format(n="api_key", v=SECRET)) for line in LINES)
-    snapshot = Snapshot(10.0, pages=(*pages, *raw), logs=logs, discovered=discovered([found]))
+    snapshot = Snapshot(10.0, pages=(*pages, raw), logs=logs, discovered=discovered([found]))
     pipeline, around = Pipeline(), ViewContext()
     state = pipeline.observe(snapshot)
     site = Site(lambda: state, why_unhealthy=lambda: None, why_not_ready=lambda: None, around=around)
@@ -110,15 +98,12 @@ def test_a_secret_of_a_pod_is_in_nothing_that_is_said_of_it(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     argv = filled(command, name, quote.format(SECRET))
-    document: Any = pod(argv, SECRET)
+    document = pod(argv, SECRET)
     for where, text in shown(document, argv):
         assert SECRET not in text, where
     manifest = tmp_path / "pod.yaml"
     manifest.write_text(yaml.safe_dump(deployment(document)))
-    for arguments in (
-        ["audit", str(manifest), "--all"],
-        ["audit", str(manifest), "--all", "--format", "json"],
-    ):
+    for arguments in (["audit", str(manifest), "--all"], ["audit", str(manifest), "--all", "--format", "json"]):
         main(arguments)
         printed = capsys.readouterr()
         assert printed.out + printed.err
@@ -127,8 +112,7 @@ def test_a_secret_of_a_pod_is_in_nothing_that_is_said_of_it(
 
 
 def deployment(document: dict[str, Any]) -> dict[str, Any]:
-    spec = copy.deepcopy(document["spec"])
-    labels = {"app": "chat"}
+    labels, spec = {"app": "chat"}, document["spec"]
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",

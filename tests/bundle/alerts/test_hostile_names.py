@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -15,11 +16,15 @@ from urllib.request import urlopen
 import pytest
 import yaml
 
+from kvpressure.advice.action import HARMS, told
 from kvpressure.bundle.rules import PROFILES, Options, load_groups, rule_file
+from kvpressure.model.readings import EngineKey
+from kvpressure.model.state import Cause
 from kvpressure.settings.thresholds import builtin
 from tests.helpers.prometheus import prometheus
 from tests.helpers.waiting import until
 from tests.helpers.web import serving_pages
+from tests.publish.states import full_engine
 
 SIGNS = "<>|@`[]"
 HOSTILE = "Q<!channel>Q<http://evil|fix>Q@here Q`id`Q[x](http://evil) @Q <@Q> org/model@rev Q@@here"
@@ -59,6 +64,13 @@ def test_the_test_sees_them() -> None:
     assert unsafe('{{ . | first | label "pod" }}') == [' . | first | label "pod" ']
 
 
+@pytest.mark.parametrize("harm", HARMS)
+def test_what_the_exporter_says_has_no_sign_either(harm: str) -> None:
+    engine = replace(full_engine(), key=EngineKey(HOSTILE, HOSTILE, HOSTILE, HOSTILE))
+    text = told(engine, HARMS[harm], Cause(HOSTILE, HOSTILE)).replace(HARMLESS, "")
+    assert [sign for sign in SIGNS if sign in text] == []
+
+
 def escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"')
 
@@ -71,7 +83,7 @@ def escaped(text: str) -> str:
 def test_a_real_prometheus_prints_no_sign_of_a_hostile_name(tmp_path: Path) -> None:
     rules = [rule for kind in KINDS for rule in alerts_of(*kind)]
     names = sorted({name for rule in rules for text in rule["annotations"].values() for name in LABEL.findall(text)})
-    series = ",".join(f'{name}="{escaped(HOSTILE)}"' for name in names if name != "instance")
+    series = ",".join(f'{name}="{escaped(HOSTILE)}"' for name in names if name not in ("instance", "__name__"))
     labelled = f"hostile{{{series}}} 1\n"
     owner = ",".join(f'{name}="{escaped(HOSTILE)}"' for name in ("uuid", "namespace", "pod"))
     owned = f"kvpressure_gpu_pod_info{{{owner}}} 1\n"

@@ -12,7 +12,7 @@ import yaml
 from lab.alerts.cluster import Cluster
 from lab.alerts.engine import fired
 from lab.alerts.series import RULES, Series
-from lab.alerts.situations import level, main, scrapes
+from lab.alerts.situations import main, scrapes
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -116,16 +116,3 @@ def test_a_lost_gpu_keeps_the_events_of_its_driver() -> None:
     cluster.advance(2.0, 5.0)
     lost, free = cluster.gpus("gpu-1", 0.0)
     assert (lost.error, lost.xid_errors, free.error, free.xid_errors) == ("lost", {79: 1}, None, {})
-
-
-@pytest.mark.parametrize(
-    ("labels", "wanted"),
-    [
-        ({"severity": "critical"}, "page"),
-        ({"severity": "warning"}, "ticket"),
-        ({"severity": "warning", "documented_level": "critical"}, "info"),
-        ({"severity": "none"}, "info"),
-    ],
-)
-def test_whom_an_alert_reaches(labels: dict[str, str], wanted: str) -> None:
-    assert level(labels) == wanted

@@ -122,6 +122,19 @@ def test_a_refusal_is_one(error: str) -> None:
     assert after(Pipeline(), [*states, *refused]).answers is False
 
 
+@pytest.mark.parametrize(
+    ("ready", "answered", "running", "answers"),
+    [(False, T + 20, 0.0, False), (False, T + 20, 2.0, True), (False, None, 0.0, True), (None, T + 20, 0.0, True)],
+)
+def test_a_pod_that_is_no_longer_ready_and_gets_no_request_answers_us_alone(
+    ready: bool | None, answered: float | None, running: float, answers: bool
+) -> None:
+    """A cluster sends no request to it. Whose probe never succeeded in this run is no longer ready."""
+    unready = replace(container(answered=answered), ready=ready)
+    found = after(Pipeline(), (snapshot(t, unready, page(t, running=running)) for t in (T + 60, T + 90)))
+    assert (found.answers, found.starting, bool(found.reason)) == (answers, False, not answers)
+
+
 def test_an_api_server_that_is_lost_takes_no_reading_and_makes_none() -> None:
     pipeline = Pipeline()
     answering = after(pipeline, [snapshot(T + 60, container(), page(T + 60))])

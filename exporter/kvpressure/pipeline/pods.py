@@ -23,7 +23,7 @@ REFUSALS: Final = (REFUSED, RESET, TIMEOUT, HTTP_5XX)
 """Of a program that was reached, or whose host said that nothing listens; other errors say nothing about it."""
 FAILED: Final = "Failed"
 ENDED: Final = (FAILED, "Succeeded")
-_PREPARING: Final = ("ContainerCreating", "PodInitializing")
+_PREPARING: Final = ("ContainerCreating", "PodInitializing")  # why a container usually does not run yet
 _KILLED: Final = "OOMKilled"
 MAX_STARTS: Final = 5  # kept of a pool
 MAX_POOLS: Final = 256  # whose starts are kept
@@ -68,11 +68,10 @@ class _PodTrack:
         return any(run.ended for run in self.runs)
 
     @property
-    def is_probed_ready(self) -> bool:
-        """Whether the readiness probe of each of its containers says that it answers: then only we do not reach it."""
-        return bool(self.containers) and all(
-            one.ready and one.run is not None and one.run.answered is not None for one in self.containers
-        )
+    def ready(self) -> bool | None:
+        """Whether all its readiness probes succeed; None = one has not yet in its present run, or unknown."""
+        said = [one.ready if one.run is not None and one.run.answered is not None else None for one in self.containers]
+        return all(said) if said and None not in said else None
 
     @property
     def is_assumed(self) -> bool:
@@ -96,14 +95,9 @@ class _PodTrack:
         self.answered = self.ever = True
         return first
 
-    @property
-    def is_prepared(self) -> bool:
-        """Whether its container does not run yet, for a usual reason."""
-        return self.stopped in _PREPARING
-
     def starting_since(self) -> float | None:
         """Since when it starts for the first time; None = it does not. In-place restarts are failures."""
-        if not self.runs or self.restarts or self.answered or self.ended or (self.stopped and not self.is_prepared):
+        if not self.runs or self.restarts or self.answered or self.ended or self.stopped not in ("", *_PREPARING):
             return None
         return min([self.first_seen, *(run.since for run in self.runs if run.since is not None)])
 
@@ -150,11 +144,8 @@ class Pods:
         """Forget pods that are gone; without a list of pods, those of which nothing has been read for a while."""
         now, there = snapshot.time, snapshot.pods
         for name, pod in list(self._pods.items()):
-            if there is not None and pod.uid is not None:
-                gone = name not in there
-            else:
-                gone = abs(now - pod.seen_t) > FORGET_SECONDS
-            if gone:
+            listed = None if there is None or pod.uid is None else name in there
+            if listed is False or (listed is None and abs(now - pod.seen_t) > FORGET_SECONDS):
                 self._leave(now, name)
         self._gone = {name: row for name, row in self._gone.items() if 0 <= now - row[0] <= FORGET_SECONDS}
 
@@ -173,7 +164,9 @@ class Pods:
             pod.served_t = now if any(map(_serves, engines)) else pod.served_t
             pod.busy = any((engine.signals.load.in_flight or 0) > 0 for engine in engines)
         starting = not answers and since is not None and now - since < self._allowed(name[0], pod.pool.name)
-        pod.awaited = pod.awaited or ((starting or pod.restarts > 0) and (answers is False or pod.is_prepared))
+        pod.awaited = pod.awaited or (
+            (starting or pod.restarts > 0) and (answers is False or pod.stopped in _PREPARING)
+        )
         return PodState(
             *name,
             pod.pool,
@@ -257,19 +250,20 @@ def _containers_by_pod(snapshot: Snapshot) -> dict[Name, list[ContainerReading]]
 
 
 def _answers(pod: _PodTrack, engines: Sequence[EngineState]) -> bool | None:
-    """Whether every engine of the pod answers; ``None`` if no reading says so, or the pod is not meant to."""
-    if engines and any(not engine.up and engine.error in REFUSALS for engine in engines):
-        answers: bool | None = None if pod.is_probed_ready else False
+    """Whether every engine of the pod answers, and not us alone; ``None`` = not known, or it is not meant to."""
+    if any(not engine.up and engine.error in REFUSALS for engine in engines):
+        answers = None if pod.ready else False  # else only we do not reach it
+    elif any(engine.up for engine in engines):
+        answers = pod.ready is not False or any(map(_serves, engines))
     else:
-        answers = True if any(engine.up for engine in engines) else None
+        answers = None
     if answers or not pod.runs:
         return answers
     return None if pod.ended or pod.is_assumed else False if pod.stopped else answers
 
 
 def _serves(engine: EngineState) -> bool:
-    signals = engine.signals
-    return engine.up and ((signals.load.in_flight or 0) > 0 or (signals.requests.requests_finished_per_second or 0) > 0)
+    return engine.up and any((engine.signals.load.in_flight, engine.signals.requests.requests_finished_per_second))
 
 
 def _why_gone(pod: _PodTrack, now: float) -> str:
@@ -282,10 +276,13 @@ def _why_gone(pod: _PodTrack, now: float) -> str:
 
 
 def _reason(pod: _PodTrack, engines: Sequence[EngineState]) -> str:
-    """Why a pod is down, in words: what its log says, else how its container ended, else what its host answered."""
-    logged = next(filter(None, map(start_failure, engines)), "")
-    if logged:
+    """Why a pod is down, in words: what its log says, else how its container ended, else what its host answered, else
+    its readiness probe.
+    """
+    if logged := next(filter(None, map(start_failure, engines)), ""):
         return EVENTS[logged]
     killed = any(one.last_termination and one.last_termination.reason == _KILLED for one in pod.containers)
     refused = next((in_words(engine.error) for engine in engines if engine.error in REFUSALS), "")
-    return _KILLED if killed and not pod.answered else pod.stopped or refused
+    if killed and not pod.answered:
+        return _KILLED
+    return pod.stopped or refused or "its readiness probe fails, and no request reaches it"

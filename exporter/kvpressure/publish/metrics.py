@@ -255,7 +255,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "pod_answers",
         "gauge",
         "1 if the engines of the pod answer; 0 if one refuses (connection refused or cut, HTTP 5xx, connected and no"
-        " answer), or if its container does not run.",
+        " answer), its container does not run, or its readiness probe fails and no request reaches it.",
         POD,
         "the pod starts, is being deleted, or no connection came about, which says nothing about it",
     ),

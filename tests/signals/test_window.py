@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from kvpressure.model import readings as r
 from kvpressure.model.readings import Histogram
-from kvpressure.signals.batch import quantile
 from kvpressure.signals.window import (
     FINE_SECONDS,
     LONG_SECONDS,

@@ -395,21 +395,9 @@ class TestRunning:
 
     def test_stop_closes_the_sources_even_when_closing_hangs_or_fails(self) -> None:
         go = threading.Event()
-
-        class Stubborn(Scripted):
-            def close(self) -> None:
-                go.wait(20)
-
-        class Failing(Scripted):
-            def close(self) -> None:
-                raise OSError("gone")
-
-        good = Scripted(lambda: GPUS)
-        one = self.run(
-            (spec(), good),
-            (spec("stubborn"), Stubborn(lambda: GPUS, name="stubborn")),
-            (spec("failing"), Failing(lambda: GPUS, name="failing")),
-        )
+        good, stubborn, failing = (Scripted(lambda: GPUS, name=name) for name in ("fake", "stubborn", "failing"))
+        stubborn.close, failing.close = lambda: go.wait(20), raising(OSError("gone"))
+        one = self.run((spec(), good), (spec("stubborn"), stubborn), (spec("failing"), failing))
         began = time.monotonic()
         one.stop()
         assert time.monotonic() - began < 3

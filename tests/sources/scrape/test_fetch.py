@@ -9,7 +9,7 @@ import ssl
 import threading
 import time
 from pathlib import Path
-from typing import cast
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -490,17 +490,12 @@ HEADERS = st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(VALUES)), m
 def test_headers_mean_what_they_mean_to_the_library(
     headers: list[tuple[str, str]], version: str, status: int, first_continue: bool, end: str
 ) -> None:
-    class Peer:
-        def __init__(self) -> None:
-            lines = [f"{version} {status} Words", *(f"{name}: {value}" for name, value in headers), ""]
-            before = ["HTTP/1.1 100 Continue", "X: y", ""] if first_continue else []
-            self.text = "".join(line + end for line in (*before, *lines)).encode()
-
-        def makefile(self, _: str) -> io.BytesIO:
-            return io.BytesIO(self.text)
-
-    ours = fetch_module._HttpResponse(cast(socket.socket, Peer()), method="GET")
-    theirs = http.client.HTTPResponse(cast(socket.socket, Peer()), method="GET")
+    lines = [f"{version} {status} Words", *(f"{name}: {value}" for name, value in headers), ""]
+    before = ["HTTP/1.1 100 Continue", "X: y", ""] if first_continue else []
+    text = "".join(line + end for line in (*before, *lines)).encode()
+    peer = SimpleNamespace(makefile=lambda _: io.BytesIO(text))
+    ours = fetch_module._HttpResponse(peer, method="GET")
+    theirs = http.client.HTTPResponse(peer, method="GET")
     ours.begin()
     theirs.begin()
     names = ("status", "version", "chunked", "length", "will_close")

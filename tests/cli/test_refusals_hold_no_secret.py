@@ -16,6 +16,7 @@ from kvpressure.errors import shown
 from kvpressure.settings.settings import options
 from kvpressure.toolbox.live_pages import CLOCK
 from tests.helpers.command import Capsys
+from tests.helpers.failing import raising
 
 pytestmark = pytest.mark.slow
 
@@ -84,11 +85,8 @@ def flags_of(command: str) -> list[str]:
 
 @pytest.mark.parametrize("command", sorted(set(COMMANDS) - {"serve"}))
 def test_no_option_of_a_command(command: str, capsys: Capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(_: float) -> None:
-        raise KeyboardInterrupt
-
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(CLOCK, "sleep", interrupt)  # a server that is named rightly is not watched
+    monkeypatch.setattr(CLOCK, "sleep", raising(KeyboardInterrupt()))  # a server that is named rightly is not watched
     for value in VALUES:
         refused(capsys, command, "--no-such-option", value)
         refused(capsys, command, f"--no-such-option={value}", value)

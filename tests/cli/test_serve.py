@@ -26,6 +26,7 @@ from kvpressure.settings.settings import Settings
 from kvpressure.sources.catalog import CollectorSettings, registry
 from kvpressure.sources.scrape.targets import parse_target
 from tests.cli.conftest import WITH_SOURCE
+from tests.helpers.failing import raising
 from tests.helpers.serve_process import LISTEN, Process
 from tests.helpers.vllm_server import answering, response
 from tests.helpers.waiting import until
@@ -221,17 +222,11 @@ class TestRefusals:
 
 class TestCommandLine:
     def test_an_interrupt_is_status_130(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def interrupted(*_: object) -> int:
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(cli, "_run", interrupted)
+        monkeypatch.setattr(cli, "_run", raising(KeyboardInterrupt()))
         assert cli.main(["serve"]) == 130
 
     def test_a_fault_of_the_program_is_not_called_a_usage_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def broken(*_: object) -> int:
-            raise ValueError("bug")
-
-        monkeypatch.setattr(cli, "_run", broken)
+        monkeypatch.setattr(cli, "_run", raising(ValueError("bug")))
         with pytest.raises(ValueError, match="bug"):
             cli.main(["serve"])
 

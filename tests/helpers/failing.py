@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container
+from typing import Any
 
 import pytest
 
 from kvpressure.sources.base import SourceError
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    """A function that raises ``error``, whatever it is given."""
+
+    def fail(*_: object, **__: object) -> Any:
+        raise error
+
+    return fail
 
 
 def reason_of(read: Callable[[], object], among: Container[str]) -> str:

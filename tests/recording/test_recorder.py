@@ -34,6 +34,7 @@ from kvpressure.recording.recorder import (
     reason_of,
 )
 from kvpressure.runtime.monitor import Monitor
+from tests.helpers.failing import raising
 from tests.helpers.waiting import until
 
 HEADER = Header(1.0, "node-1", "test")
@@ -314,10 +315,7 @@ def test_a_failing_flight_recorder_is_on_the_metrics_page_and_so_is_its_recovery
 
     wait_for(recorder_up=1)
 
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(recorder_module.os, "write", full)
+    monkeypatch.setattr(recorder_module.os, "write", raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
     wait_for(recorder_up=0)
     assert published(monitor)['recorder_errors_total{reason="disk_full"}'] >= 1
     assert background.health().dropped >= 1

@@ -19,6 +19,7 @@ from kvpressure.runtime.worker import PENDING_LOGS, Worker, next_due
 from kvpressure.settings.settings import Settings
 from kvpressure.sources.base import NothingHere, Reading, Source, SourceError
 from kvpressure.sources.catalog import CollectorSettings, SourceSpec
+from tests.helpers.failing import raising
 from tests.helpers.waiting import until
 
 GPUS = Reading(gpus=(GpuReading("GPU-1", 0, "nvidia"),))
@@ -48,13 +49,6 @@ class Scripted:
 
     def close(self) -> None:
         self.closed = True
-
-
-def raising(error: Exception) -> Callable[[], Reading]:
-    def step() -> Reading:
-        raise error
-
-    return step
 
 
 class Hanging(Scripted):

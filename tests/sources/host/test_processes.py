@@ -18,6 +18,7 @@ from kvpressure.sources.base import SourceError
 from kvpressure.sources.host import container_logs, processes
 from kvpressure.sources.host.processes import KEPT_SECONDS, ProcessesSource
 from kvpressure.sources.scrape.targets import Target, parse_target
+from tests.helpers.failing import raising
 from tests.helpers.waiting import until
 
 ID = "ab12" * 16
@@ -160,10 +161,7 @@ def test_a_container_with_a_network_of_its_own_is_scraped_at_its_address(host: H
 
 
 def test_a_container_of_another_user_is_scraped_by_its_own_table(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: object) -> set[str]:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(ProcessesSource, "_inodes", refused)
+    monkeypatch.setattr(ProcessesSource, "_inodes", raising(PermissionError(13, "Permission denied")))
     for pid, last in ((50, 2), (60, 3)):
         host.process(pid, VLLM, cgroup=f"/docker/{pid:064x}")
         host.put(f"{pid}/net/tcp", table((ANY, 8000, 11 + last), uid=os.getuid()))
@@ -416,10 +414,7 @@ class TestLog:
         assert main(["discover"]) == 0
         assert "its log is not read: it logs to no regular file" in capsys.readouterr().out
 
-        def refused(_: Path) -> None:
-            raise PermissionError(13, "Permission denied")
-
-        monkeypatch.setattr(container_logs, "open_file", refused)
+        monkeypatch.setattr(container_logs, "open_file", raising(PermissionError(13, "Permission denied")))
         assert main(["discover"]) == 0
         assert "its log is not read: permission denied" in capsys.readouterr().out
 

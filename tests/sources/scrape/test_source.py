@@ -20,6 +20,7 @@ from kvpressure.sources.scrape import layout
 from kvpressure.sources.scrape.scanner import parse_scrape
 from kvpressure.sources.scrape.source import EngineSource, Fetcher
 from kvpressure.sources.scrape.targets import parse_target
+from tests.helpers.failing import raising
 from tests.helpers.vllm_server import RawServer, answering, response, saying
 from tests.helpers.waiting import until
 from tests.sources.kubernetes import objects
@@ -386,16 +387,12 @@ def test_a_thread_that_cannot_be_started_loses_no_target(source_for, monkeypatch
 @pytest.mark.parametrize("silent", [False, True], ids=["told", "not even told"])
 def test_a_scrape_without_memory_is_a_failure_and_the_next_one_works(source_for, monkeypatch, silent):
     """Out of memory there is none to say so either: the target was taken for one that is still being read."""
-
-    def out_of_memory(*_arguments, **_more):
-        raise MemoryError
-
     with answering(PAGE) as server:
         source = source_for(server, collectors=EVERY_SECOND)
         with monkeypatch.context() as patched:
-            patched.setattr(Fetcher, "fetch", out_of_memory)
+            patched.setattr(Fetcher, "fetch", raising(MemoryError()))
             if silent:
-                patched.setattr("kvpressure.sources.scrape.source.log.exception", out_of_memory)
+                patched.setattr("kvpressure.sources.scrape.source.log.exception", raising(MemoryError()))
             seen = read_until(source, lambda pages: len(pages) >= 2, 20)
             assert [page.error for page in seen] == ["internal"] * len(seen)
         read_until(source, lambda pages: any(page.error is None for page in pages), 20)

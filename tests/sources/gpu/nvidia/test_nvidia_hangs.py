@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kvpressure.sources.gpu.nvidia.call_guard import HangGuard
+from tests.helpers.failing import raising
 from tests.helpers.waiting import until
 from tests.sources.gpu.nvml_stub import Gpu, World
 from tests.sources.gpu.nvml_stub.driver import Child, StartChild
@@ -168,13 +169,9 @@ def test_closing_releases_the_driver(start: StartChild) -> None:
 
 def test_a_thread_that_cannot_be_started_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls waited for a thread that was never there, and every GPU counted as hanging."""
-
-    def no_thread(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     guard = HangGuard("test")
     with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", no_thread)
+        patched.setattr(threading.Thread, "start", raising(RuntimeError("can't start new thread")))
         with pytest.raises(RuntimeError):
             guard.call("GPU-1", lambda: 1, 5.0)
     assert guard.call("GPU-1", lambda: 1, 5.0) == 1

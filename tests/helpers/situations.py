@@ -121,23 +121,14 @@ def _situation(item: Mapping[str, Any], labels: Mapping[str, str], packs: Mappin
         series |= {named(name, labels, "2"): values for name, values in packs[pack].items()}
     series |= {named(name, labels): values for name, values in item.get("series", {}).items()}
     minutes = float(item.get("minutes", _longest(series)))
+    named_alerts = {name: tuple(item.get(name, ())) for name in ("by", "ticket_by", "silent")}
+    as_written = ("within", "until", "still", "pages_only", "excluded", "scrape")
     return Situation(
-        item["id"],
-        item["what"],
-        item["expect"],
-        series,
-        minutes,
-        tuple(item.get("by", ())),
-        tuple(item.get("ticket_by", ())),
-        tuple(item.get("silent", ())),
-        item.get("within"),
-        item.get("until"),
-        item.get("still"),
-        item.get("others") == "page",
-        item.get("pages_only", False),
-        item.get("excluded", ""),
-        item.get("scrape"),
-        {float(scrape): why for scrape, why in item.get("excluded_at", {}).items()},
+        *(item["id"], item["what"], item["expect"], series, minutes),
+        others_page=item.get("others") == "page",
+        excluded_at={float(scrape): why for scrape, why in item.get("excluded_at", {}).items()},
+        **named_alerts,
+        **{name: item[name] for name in as_written if name in item},
     )
 
 

@@ -31,11 +31,6 @@ def kv_of(rows, ever=True):
 # --- KV cache ----------------------------------------------------------------------------------------------
 
 
-def test_the_maximum_forgets_after_a_minute():
-    rows = every(1, [{r.KV_USAGE: 0.99}, *({r.KV_USAGE: 0.1} for _ in range(61))])
-    assert kv_of(rows).kv_used_ratio_max == pytest.approx(0.1)
-
-
 def test_a_gauge_that_stays_zero_while_tokens_flow_is_not_recorded():
     rows = every(2, [{r.KV_USAGE: 0.0, r.RUNNING: 4, r.GENERATION_TOKENS: 100 * i} for i in range(5)])
     found = kv_of(rows, ever=False)
@@ -116,12 +111,6 @@ def test_prefix_hit_ratio_needs_queries():
 
 def batch_of(w, limit=None):
     return batch.batch_signals(w, limit, T)
-
-
-def test_the_mean_batch_over_no_step_is_unknown():
-    same = histogram((0.1, INF), (700, 800), 295.0)
-    found = batch_of(window(every(10, [{r.RUNNING: 10.0}] * 2), **{r.INTER_TOKEN: [same, same]}))
-    assert (found.batch_mean, found.step_seconds) == (None, None)
 
 
 def test_the_mean_batch_under_preemption_is_that_of_the_samples():

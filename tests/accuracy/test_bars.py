@@ -52,8 +52,8 @@ def missed(result: Result) -> list[str]:
         found.append(f"fresh incidents right: {sum(a.right for a in labelled)} of {len(labelled)}")
     if len(labelled) - len(missed_best) < FRESH_STRICTLY * len(labelled):
         found.append(f"fresh incidents strictly right: all but {len(missed_best)} of {len(labelled)}")
-    if missed_best != report.MISSED.keys():
-        found.append(f"report.MISSED does not fit: {sorted(missed_best ^ report.MISSED.keys())}")
+    if missed_best != data.MISSED.keys():
+        found.append(f"data.MISSED does not fit: {sorted(missed_best ^ data.MISSED.keys())}")
     found += [f"{a.incident.id}: wrong and confident" for a in result.answers if a.wrong_and_confident]
     found += [
         f"{c.capture.name} engine {c.capture.engine} {c.capture.what}: {c.histogram}"

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from jinja2 import TemplateNotFound
 
 from kvpressure.bundle.render import OWNED, differences, render, write
 from kvpressure.bundle.rules import Options, load_groups
@@ -109,3 +110,12 @@ def test_output_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytes
     (tmp_path / "alerts").write_text("a file where a directory has to be")
     assert main(["bundle", "--out", str(tmp_path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_missing_template_is_not_blamed_on_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def render(_: Options) -> dict[str, str]:
+        raise TemplateNotFound("runbooks/InferenceNew.md.j2")  # an OSError
+
+    monkeypatch.setattr("kvpressure.cli.bundle.render", render)
+    with pytest.raises(TemplateNotFound, match=r"InferenceNew\.md\.j2"):
+        main(["bundle", "--out", str(tmp_path)])

@@ -58,16 +58,17 @@ def run(args: argparse.Namespace) -> int:
     directory = Path(args.out)
     try:
         files = render(Options(load(args.thresholds), values.load(args.values), args.profile))
-        if not args.check:
-            written = write(files, directory)
-            print(f"{len(files)} files, {len(written)} changed, in {directory}")
-            return 0
-        found = differences(files, directory)
     except ArithmeticError as error:  # thresholds that are allowed each, and make no rules together
         raise InputError(
             f"these thresholds give no valid rules ({error}); use values closer to the defaults in"
             " docs/reference/thresholds.md"
         ) from error
+    try:
+        if not args.check:
+            written = write(files, directory)
+            print(f"{len(files)} files, {len(written)} changed, in {directory}")
+            return 0
+        found = differences(files, directory)
     except OSError as error:
         where = f"--out: {error.filename or directory}"
         raise InputError(refused_file(where, error, "a directory that can be written")) from error

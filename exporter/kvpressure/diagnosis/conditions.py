@@ -225,7 +225,7 @@ def _held(v: View) -> bool | None:
 
 
 def _fragmentation(v: View) -> bool | None:
-    """Whether reserved minus allocated memory of torch's allocator exceeds the documented 2 GB.
+    """Whether reserved minus allocated memory of torch's allocator reaches the documented size.
 
     Cached blocks alone are not fragmentation: where inactive split blocks are known, they must make up a real share.
     """

@@ -32,6 +32,7 @@ BY_SITUATIONS = {  # of hours, or of a Prometheus that has no series at all
     ("vllm", "InferenceMetricsAbsent"),
 }
 CLAIMED = re.compile(r"\b(?:for|over|in the last)(?: more than| the last)? (\d+) ?(s|second|minute|hour|day)s?\b", re.I)
+CASES = "see tests/bundle/situations/alerts.yaml or recordings.yaml"
 UNIT_SECONDS = {"s": 1, "second": 1, "minute": 60, "hour": 3600, "day": 86400}
 
 
@@ -40,7 +41,7 @@ def promtool(document: dict[str, Any], folder: Path) -> str:
     path = folder / "test.yaml"
     path.write_text(json.dumps(document))
     result = subprocess.run(["promtool", "test", "rules", str(path)], capture_output=True, text=True, timeout=120)
-    return result.stdout + result.stderr if result.returncode else ""
+    return f"{result.stdout}{result.stderr}\n{CASES}" if result.returncode else ""
 
 
 def rules_for(name: str, pack: str, folder: Path, values: BundleValues | None = None) -> Path:
@@ -148,8 +149,9 @@ def test_where_the_scraper_owns_namespace_and_pod_the_same_alerts_fire(tmp_path:
 
 def test_every_alert_and_recording_has_its_cases() -> None:
     known = {(pack, alert, severity) for pack in PACKS for alert, row in alerts(pack).items() for severity in row}
-    assert known <= LEVELS.keys()
-    assert {key for key in LEVELS.keys() - known if key[:2] not in BY_SITUATIONS and key[0] != "literal"} == set()
+    assert known - LEVELS.keys() == set(), f"cases of no alert: {CASES}"
+    without = {key for key in LEVELS.keys() - known if key[:2] not in BY_SITUATIONS and key[0] != "literal"}
+    assert without == set(), f"an alert without cases: {CASES}"
     for pack in ("kvpressure", "vllm"):
         assert set(recordings(pack)) == {item.name for group in GROUPS[pack] for item in group.recordings}
 

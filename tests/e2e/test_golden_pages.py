@@ -28,6 +28,7 @@ pytestmark = pytest.mark.slow
 
 TESTS = Path(__file__).parents[1]
 GOLDEN = TESTS / "golden"
+REWRITE = "UPDATE_GOLDEN=1 rewrites it: read the difference"
 PAGES = 90  # a minute and a half: past the windows of a minute, and past the first minute after a start
 START = 1_700_000_000.0  # Unix seconds of the first scrape
 TARGET = "inference/vllm-0=http://127.0.0.1:8000/metrics;container=vllm;args=--max-num-seqs 64"
@@ -90,7 +91,7 @@ def test_golden_page(name: str) -> None:
     path = GOLDEN / f"{name}.metrics"
     if os.environ.get("UPDATE_GOLDEN"):
         path.write_text("\n".join(found) + "\n")
-    assert found == path.read_text().splitlines()
+    assert found == path.read_text().splitlines(), REWRITE
 
 
 def test_both_dialects_give_the_same_page():
@@ -104,4 +105,4 @@ def test_metric_names_are_frozen():
     names = sorted(f"{metric.full_name} {metric.kind} {','.join(metric.labels)}" for metric in METRICS)
     if os.environ.get("UPDATE_GOLDEN"):
         path.write_text("\n".join(names) + "\n")
-    assert names == path.read_text().splitlines()
+    assert names == path.read_text().splitlines(), REWRITE

@@ -83,7 +83,7 @@ def test_page_and_json_show_each_with_its_numbers() -> None:
         for name, one in shown[0].items()
         if name != OWN_LINE
     }
-    assert {name for name, one in holding.items() if one.value is not True} == set()
+    assert {name for name, one in holding.items() if one.value is not True} == set(), "SIGNALS makes each true"
     answer = replace(full_engine().diagnosis, conditions=dict.fromkeys(holding, True), beside=holding)
     state = State(time=NOW, engines=(replace(full_engine(), diagnosis=answer),))
     html, document = render_page(state, "node-1", ViewContext()), diagnosis_document(state, "node-1")

@@ -237,18 +237,9 @@ class Node:
     def exporter_pid(self) -> int:
         return self._exporter.pid
 
-    def lists(self) -> int:
-        return self.api.count("/api/v1/pods") - self.api.count("/api/v1/pods", watch="1")
-
     def memory_bytes(self) -> int:
-        return self._memory("VmRSS")
-
-    def peak_bytes(self) -> int:
-        return self._memory("VmHWM")
-
-    def _memory(self, name: str) -> int:
         status = Path(f"/proc/{self._exporter.pid}/status").read_text()
-        return int(re.search(rf"{name}:\s+(\d+) kB", status)[1]) * 1024
+        return int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) * 1024
 
     def scrape(self) -> str:
         with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=60) as answer:

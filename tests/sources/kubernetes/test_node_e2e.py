@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.helpers.waiting import until
 from tests.sources.gpu.nvml_stub import GIB, Gpu
-from tests.sources.kubernetes import objects
 from tests.sources.kubernetes.node import SOURCES, Node, uuid
 
 pytestmark = pytest.mark.live
@@ -137,64 +133,6 @@ def test_pods_that_are_replaced_at_one_address_leave_nothing_behind(node: Node) 
 def pods_on(node: Node) -> set[str]:
     """Pods that the page names, but for the series that says for a while which are gone, and why."""
     return set(re.findall(r'pod="([^"]+)"', re.sub(r"kvpressure_down_info.*", "", node.scrape())))
-
-
-LARGE_BYTES = 240_000
-
-
-def rich(number: int, size: int, ours: dict[str, Any] | None = None) -> dict[str, Any]:
-    """A pod as production has them: half of ``size`` in managed fields, environment and mounts, half in one
-    annotation.
-    """
-    fields = {f"f:field-{n}": {".": {}, f'k:{{"name":"value-{number}-{n}"}}': {"f:x": {}}} for n in range(size // 160)}
-    env = [
-        {"name": f"VARIABLE_{n}", "valueFrom": {"secretKeyRef": {"name": f"secret-{number}", "key": f"key-{n}"}}}
-        for n in range(size // 600)
-    ]
-    made = ours or objects.pod(
-        f"other-{number}",
-        namespace=f"team-{number % 7}",
-        ip=f"10.1.{number // 250}.{number % 250}",
-        labels={"app": f"other-{number}", "pod-template-hash": f"{number:09x}"},
-        containers=[
-            {
-                "name": f"main-{n}",
-                "image": f"registry.example/app-{number}:{n}",
-                "command": ["run", f"--id={number}"],
-                "env": env,
-            }
-            for n in range(2)
-        ],
-    )
-    made["metadata"]["managedFields"] = [{"manager": "kubelet", "fieldsV1": fields}]
-    made["metadata"]["annotations"]["last-applied"] = "x" * max(0, size - len(json.dumps(made)))
-    return made
-
-
-@pytest.mark.attack("250 pods of 240 KB", "at most 64 MiB in all")
-def test_a_full_node_of_large_pods_stays_in_its_memory(tmp_path: Path, nvml_library: Path) -> None:
-    """The server answers with all pods at once, as those do that take no limit with a version of 0."""
-    with Node(tmp_path, nvml_library) as node:
-        node.gpus = [Gpu() for _ in range(8)]
-        node.write_world()
-        for number in range(8):
-            node.add(f"vllm-{number}", [uuid(number)])
-        for number in range(242):
-            node.api.apply(rich(number, LARGE_BYTES))
-        node.start()
-        until(lambda: node.labels("engine_up", "pod") == {f"vllm-{number}" for number in range(8)}, 180)
-        until(lambda: all(node.value("source_up", source=name) == 1 for name in SOURCES), 60)
-        for number in range(2):  # the list anew
-            node.api.apply(rich(number, LARGE_BYTES))  # a watch that brings something is begun again at once
-            time.sleep(1)
-            lists = node.lists()
-            node.api.compact()
-            node.api.cut()
-            until(lambda lists=lists: node.lists() > lists, 120)
-            until(lambda: node.value("source_up", source="pods") == 1, 120)
-        assert len(node.labels("engine_up", "pod")) == 8
-        print(node.memory_bytes() / 2**20, node.peak_bytes() / 2**20)
-        assert node.peak_bytes() < 64 * 2**20
 
 
 # --- each failure alone -----------------------------------------------------------------------------------------------

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import json
+import tracemalloc
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from kvpressure.sources.base import Reading, SourceError
 from kvpressure.sources.kubernetes import api as kube
 from kvpressure.sources.kubernetes import command_lines, podspec
 from kvpressure.sources.kubernetes import pods as pods_module
+from kvpressure.sources.kubernetes.json_list import read_list
 from kvpressure.sources.kubernetes.node import NodeSource
 from kvpressure.sources.kubernetes.pod import Pod, with_uids_of_their_own
 from kvpressure.sources.kubernetes.pods import PodsSource
@@ -184,6 +187,38 @@ def test_of_two_engines_with_one_address_the_first_is_read_and_the_other_counted
     assert source.read().errors == {}
     assert [(t.pod, t.container) for t in chosen.shared.targets] == [("a", "vllm"), ("c", "one")]
     source.close()
+
+
+class LargePods:
+    """An API server that lists 60 pods of 240 KB, each made when its turn comes; its watch ends at once."""
+
+    def _chunks(self) -> Iterator[bytes]:
+        env = [{"name": f"V{n}", "valueFrom": {"secretKeyRef": {"name": f"s-{n}", "key": "k"}}} for n in range(400)]
+        yield b'{"metadata": {"resourceVersion": "1"}, "items": ['
+        for number in range(60):
+            made = pod(f"p{number}", containers=[container(env=env)], annotations={"last-applied": "x" * 210_000})
+            yield json.dumps(made).encode() + (b"," if number < 59 else b"]}")
+
+    def items(self, *_: object) -> Generator[dict[str, Any], None, Mapping[str, Any]]:
+        return (yield from read_list(self._chunks(), kube.MAX_EVENT_BYTES))
+
+    def watch(self, *_: object) -> Iterator[dict[str, Any]]:
+        yield from ()
+
+
+@pytest.mark.slow
+@pytest.mark.attack("hundreds of pods of 240 KB", "one at a time in memory")
+def test_large_pods_are_read_one_at_a_time(settings: Build) -> None:
+    chosen = settings()
+    source = PodsSource(chosen, LargePods())
+    tracemalloc.start()
+    try:
+        source.read()
+        assert len(chosen.shared.pods or ()) == 60
+        assert tracemalloc.get_traced_memory()[1] < 4 * 2**20
+    finally:
+        tracemalloc.stop()
+        source.close()
 
 
 def test_pods_beyond_the_limit_are_counted(api: FakeApi, settings: Build, monkeypatch: pytest.MonkeyPatch) -> None:

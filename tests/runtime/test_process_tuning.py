@@ -6,17 +6,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from threading import Thread
-from types import SimpleNamespace
 
 import pytest
 from prometheus_client.metrics_core import Metric as Family
 
-from kvpressure.cli import serve
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish import routes
 from kvpressure.publish.web.http import HttpRequest
-from kvpressure.runtime import process_tuning as runtime
-from kvpressure.runtime.signal_flag import SignalFlag
 from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
 from kvpressure.sources.scrape.source import EngineSource
 from kvpressure.sources.scrape.targets import parse_target
@@ -72,25 +68,6 @@ for _ in range(20_000):
 print(sum(ref() is not None for ref in knots) < 15_000)
 """
     assert run(code) == ["True", "True", "0.001", "True"]
-
-
-def test_the_main_thread_tidies_up_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    rounds: list[int] = []
-    tidied: list[int] = []
-    stopping = SignalFlag()
-
-    def collect_garbage() -> None:
-        tidied.append(1)
-        if len(tidied) == 3:
-            stopping.set()
-
-    monkeypatch.setattr(runtime, "TIDY_SECONDS", 0.05)
-    monkeypatch.setattr(runtime, "collect_garbage", collect_garbage)
-    monkeypatch.setattr(serve, "WAIT_SECONDS", 0.0)
-    monkeypatch.setattr(serve, "time", SimpleNamespace(monotonic=lambda: 0.02 * len(rounds)))
-    idle = SimpleNamespace(wait=lambda _: rounds.append(1) or len(rounds) > 200)  # never done; gives up after a while
-    serve._wait(idle, stopping, SignalFlag(), lambda: True)
-    assert (len(tidied), len(rounds)) == (3, 9), "not on every turn"
 
 
 @pytest.mark.live

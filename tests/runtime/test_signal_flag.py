@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -13,7 +11,6 @@ from typing import Any
 import pytest
 
 from kvpressure.runtime.signal_flag import SignalFlag
-from tests.helpers.waiting import until
 
 
 @pytest.mark.parametrize(
@@ -38,16 +35,3 @@ def test_a_signal_may_come_between_any_two_lines(use: Callable[[SignalFlag], obj
     thread.start()
     thread.join(10)
     assert not thread.is_alive()
-
-
-def test_signals_set_the_flag() -> None:
-    before = signal.getsignal(signal.SIGUSR1)
-    flag = SignalFlag()
-    try:
-        flag.follow((signal.SIGUSR1,))
-        os.kill(os.getpid(), signal.SIGUSR1)
-        until(flag.is_set)
-        flag.clear()
-        assert not flag.is_set()
-    finally:
-        signal.signal(signal.SIGUSR1, before)

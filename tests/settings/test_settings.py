@@ -180,12 +180,9 @@ class TestMistakes:
 
 
 class TestKinds:
-    @pytest.mark.parametrize(
-        ("text", "seconds"),
-        [("1.5", 1.5), ("250ms", 0.25), ("2m", 120.0), ("1h", 3600.0), (2, 2.0), ("86400", 86400.0)],
-    )
-    def test_seconds(self, text: object, seconds: float) -> None:
-        assert SECONDS.parse(text) == seconds
+    def test_seconds(self) -> None:
+        said = {"1.5": 1.5, "250ms": 0.25, "2m": 120.0, "1h": 3600.0, 2: 2.0, "86400": 86400.0}
+        assert {text: SECONDS.parse(text) for text in said} == said
 
 
 class TestTable:

@@ -120,12 +120,6 @@ def test_a_reference_that_kubernetes_could_not_resolve_brings_no_option_where_a_
     assert found.is_explicit("max_num_seqs") is False
 
 
-def test_arithmetic_is_not_worked_out() -> None:
-    found = read(["sh", "-c", "vllm serve org/m --max-num-seqs $((4 * (8 + 8))) --port 8$((1+1))"]).args
-    assert found.values == {"max_num_seqs": None, "port": None, "model": "org/m"}
-    assert found.is_explicit("max_num_seqs") is True
-
-
 @pytest.mark.parametrize(
     "argv",
     [

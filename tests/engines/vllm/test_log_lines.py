@@ -76,19 +76,12 @@ reserved_unallocated_bytes=0.25GiB
 cuda_oom: requested_bytes=2GiB, total_bytes=15.5GiB, allocated_bytes=14.5GiB, reserved_unallocated_bytes=0
   XPU out of memory. Tried to allocate 2.00 GiB (GPU 0; 15.5 GiB total capacity; 14.5 GiB already allocated; 14.0
   GiB reserved in total by PyTorch)
-cuda_oom: requested_bytes=1GiB, total_bytes=191.98GiB, free_bytes=0, allocated_bytes=180.5GiB,
-reserved_unallocated_bytes=10.25GiB
-  torch.OutOfMemoryError: HIP out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total capacity of 191.98 GiB of
-  which 0 bytes is free. Of the allocated memory 180.50 GiB is allocated by PyTorch, and 10.25 GiB is reserved by
-  PyTorch but unallocated.
 cuda_oom:
   RuntimeError: NPU out of memory.
 cuda_oom:
   RuntimeError: CUDA error: out of memory
 warmup_oom:
   RuntimeError: CUDA out of memory occurred when warming up sampler with 256 dummy requests. Please try lowering
-warmup_oom:
-  CUDA out of memory occurred when warming up pooler (hint)
 load_oom:
   Failed to load model - not enough GPU memory. Try lowering --gpu-memory-utilization to free memory
 too_few_blocks: fitting_requests=300
@@ -128,8 +121,6 @@ iteration:
   elapsed time: 41.20 ms, GPU KV cache usage: 97.5%
 capacity:
   # GPU blocks: 2048, # CPU blocks: 512
-capacity:
-  # CUDA blocks: 2048
 capacity: capacity_tokens=153200
   GPU KV cache size: 153,200 tokens
 capacity: max_model_len=131072
@@ -144,8 +135,6 @@ weights_bytes: weights_bytes=14.9888GiB
   Loading model weights took 14.9888 GB
 weights_bytes: weights_bytes=14.9889GiB
   Model loading took 14.9889 GiB and 3.2 seconds
-weights_bytes: weights_bytes=15.1GiB
-  Model loading took 15.1 GiB memory and 12.8 seconds
 graphs_bytes: graphs_bytes=0.58GiB
   Graph capturing finished in 21 secs, took 0.58 GiB
 graphs_bytes:
@@ -185,9 +174,6 @@ stats:
   (APIServer pid=1) INFO 11-14 22:14:30 [loggers.py:257] Avg prompt throughput: 12.0 tokens/s, Avg generation
   throughput: 3.5 tokens/s, Running: 1 reqs, Swapped: 2 reqs, Pending: 3 reqs, GPU KV cache usage: 100.0%, CPU KV
   cache usage: 25.0%.
-stats:
-  (APIServer pid=1) INFO 11-14 22:14:30 [loggers.py:257] Engine 001: Avg prompt throughput: 24000.0 tokens/s, Avg
-  generation throughput: 18.0 tokens/s, Running: 10 reqs, Waiting: 90 reqs, GPU KV cache usage: 19.3%
 stats:
   (APIServer pid=1) INFO 11-14 22:14:30 [loggers.py:257] 4 Engines Aggregated: Avg prompt throughput: 1.0 tokens/s,
   Avg generation throughput: 2.0 tokens/s, Running: 5 reqs, Waiting: 6 reqs, Deferred: 2 reqs, KV fetch: 1 waiting

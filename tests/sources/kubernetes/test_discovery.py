@@ -204,14 +204,6 @@ IF = (
     'if [ "$LWS_WORKER_INDEX" = "0" ]; then vllm serve m --port 8100;'
     " else ray start --address=$LWS_LEADER_ADDRESS:6379 --block; fi"
 )
-CASE = (
-    "case $LWS_WORKER_INDEX in\n 0|leader) exec vllm serve m --port 8100;;\n"
-    " *) exec ray start --address=$LWS_LEADER_ADDRESS:6379 --block;; esac"
-)
-AND = (
-    "[ $LWS_WORKER_INDEX -eq 0 ] && exec vllm serve m --port 8100"
-    " || exec ray start --address=$LWS_LEADER_ADDRESS:6379 --block"
-)
 SYMMETRIC = "ray symmetric-run --address $LWS_LEADER_ADDRESS:6379 --min-nodes 2 -- vllm serve m -tp 16 --port 8100"
 EXAMPLE = "bash /vllm-workspace/examples/online_serving/multi-node-serving.sh"
 HEADLESS = "vllm serve m -dp 16 -dpl 8 -dpr $((8 * LWS_WORKER_INDEX)) -dpa $LWS_LEADER_ADDRESS --port 8100"
@@ -228,6 +220,10 @@ HUGGING_FACE = "ray start --head\nexec python -m huggingfaceserver --http_port 8
 
 def lws(index: int) -> dict[str, str]:
     return {LWS_LABELS + "name": "chat", LWS_LABELS + "group-index": "0", LWS_LABELS + "worker-index": str(index)}
+
+
+def ray(node: str) -> dict[str, str]:
+    return {"ray.io/cluster": "chat", "ray.io/node-type": node}
 
 
 def rbg(component: str) -> dict[str, str]:
@@ -251,14 +247,9 @@ FORMS: dict[str, tuple[str, Member, Member]] = {  # the name of the group, its l
             ("chat-0", lws(0), script.replace("$LWS_WORKER_INDEX", "0")),
             ("chat-0-1", lws(1), script.replace("$LWS_WORKER_INDEX", "1")),
         )
-        for form, script in {"if": IF, "case": CASE, "and": AND, "symmetric-run": SYMMETRIC}.items()
+        for form, script in {"if": IF, "symmetric-run": SYMMETRIC}.items()
     },
     "index hidden": ("LeaderWorkerSet/chat/0", ("chat-0", lws(0), IF), ("chat-0-1", lws(1), IF)),
-    "vLLM's example script": (
-        "LeaderWorkerSet/chat/0",
-        ("chat-0", lws(0), f"{EXAMPLE} leader --ray_cluster_size=2; vllm serve m -tp 8 -pp 2 --port 8100"),
-        ("chat-0-1", lws(1), f"{EXAMPLE} worker --ray_address=$LWS_LEADER_ADDRESS"),
-    ),
     "data-parallel ranks": (
         "LeaderWorkerSet/chat/0",
         ("chat-0", lws(0), HEADLESS),
@@ -266,16 +257,8 @@ FORMS: dict[str, tuple[str, Member, Member]] = {  # the name of the group, its l
     ),
     "RayCluster": (
         "RayCluster/chat",
-        (
-            "chat-head",
-            {"ray.io/cluster": "chat", "ray.io/node-type": "head"},
-            "ray start --head; vllm serve m --port 8100",
-        ),
-        (
-            "chat-w-1",
-            {"ray.io/cluster": "chat", "ray.io/node-type": "worker"},
-            "ray start --address=chat-head-svc:6379",
-        ),
+        ("chat-head", ray("head"), "ray start --head; vllm serve m --port 8100"),
+        ("chat-w-1", ray("worker"), "ray start --address=chat-head-svc:6379"),
     ),
     "RoleBasedGroup": (
         "RoleBasedGroup/chat-0",
@@ -483,69 +466,46 @@ def test_pool_of_the_pods_of_each_project(name: str) -> None:
 
 VLLM, SGLANG = ["vllm", "serve", "org/model"], ["python3", "-m", "sglang.launch_server", "--model-path", "org/model"]
 DYNAMO = ["python3", "-m", "dynamo.vllm", "--model", "org/model", "--disaggregation-mode", "prefill"]
-KV_CONSUMER = ["--kv-transfer-config", '{"kv_connector":"NixlConnector","kv_role":"kv_consumer"}']
-STORM = {"storm-service-name": "chat", "roleset-name": "chat-roleset-x7k"}
+CONSUMER = [*VLLM, "--kv-transfer-config", '{"kv_connector":"NixlConnector","kv_role":"kv_consumer"}']
+STORM = {"storm-service-name": "chat", "roleset-name": "chat-x7k"}
 KTHENA = {"modelserving.volcano.sh/name": "chat", "modelserving.volcano.sh/role": "decode"}
 GRAPH = {"nvidia.com/dynamo-graph-deployment-name": "chat", "nvidia.com/dynamo-sub-component-type": "prefill"}
 LWS = {"leaderworkerset.sigs.k8s.io/name": "chat-decode", "disaggregatedset.x-k8s.io/role": "decode"}
 ROLLOUT = {"rollouts-pod-template-hash": "5d8b7c6f9"}
-CRAFTED: tuple[tuple[str, tuple[str, str] | None, dict[str, str], list[str], tuple[str, str, str]], ...] = (
+RBG_DECODE = {"rbg.workloads.x-k8s.io/role-name": "decode"}
+CRAFTED: tuple[tuple[str, str, dict[str, str], list[str], tuple[str, str, str]], ...] = (
     # pods of several roles under one owner: the pool has the role's name
-    (
-        "chat-a-0",
-        ("RoleSet", "chat-roleset-x7k"),
-        {**STORM, "role-name": "prefill"},
-        VLLM,
-        ("chat-prefill", "prefill", "label"),
-    ),
-    ("chat-a-1", ("RoleSet", "chat-roleset-x7k"), {**STORM, "role-name": "master"}, VLLM, ("chat", "", "owner")),
-    ("chat-0-b-0", ("ModelServing", "chat"), KTHENA, VLLM, ("chat-decode", "decode", "label")),
-    ("chat-0-w-x4c9d", ("PodClique", "chat-0-w"), GRAPH, DYNAMO, ("chat-prefill", "prefill", "label")),
-    ("chat-0-w-x4c9d", ("PodClique", "chat-0-w"), {}, DYNAMO, ("chat-0-w-prefill", "prefill", "args")),
-    (
-        "chat-w-0",
-        ("StatefulSet", "chat-w"),
-        {"rbg.workloads.x-k8s.io/role-name": "decode"},
-        VLLM,
-        ("chat-w", "decode", "label"),
-    ),
-    ("chat-0", ("StatefulSet", "chat"), LWS, VLLM, ("chat-decode", "decode", "label")),
-    ("chat-1", ("StatefulSet", "chat"), {"component": "decoder"}, VLLM, ("chat", "decode", "label")),
-    ("chat-2", ("StatefulSet", "chat"), {"llm-d.ai/role": "prefill-decode"}, VLLM, ("chat", "both", "label")),
-    (
-        "chat-d-5d8b7c6f9-q7r8s",
-        ("ReplicaSet", "chat-d-5d8b7c6f9"),
-        ROLLOUT,
-        VLLM + KV_CONSUMER,
-        ("chat-d", "decode", "args"),
-    ),
-    ("chat-3", ("StatefulSet", "chat"), {}, [*SGLANG, "--disaggregation-mode", "prefill"], ("chat", "prefill", "args")),
-    ("chat-4", ("StatefulSet", "chat"), {}, SGLANG, ("chat", "", "owner")),
+    ("chat-a-0", "RoleSet/chat-x7k", {**STORM, "role-name": "prefill"}, VLLM, ("chat-prefill", "prefill", "label")),
+    ("chat-a-1", "RoleSet/chat-x7k", {**STORM, "role-name": "master"}, VLLM, ("chat", "", "owner")),
+    ("chat-0-b-0", "ModelServing/chat", KTHENA, VLLM, ("chat-decode", "decode", "label")),
+    ("chat-0-w-x4c9d", "PodClique/chat-0-w", GRAPH, DYNAMO, ("chat-prefill", "prefill", "label")),
+    ("chat-0-w-x4c9d", "PodClique/chat-0-w", {}, DYNAMO, ("chat-0-w-prefill", "prefill", "args")),
+    ("chat-w-0", "StatefulSet/chat-w", RBG_DECODE, VLLM, ("chat-w", "decode", "label")),
+    ("chat-0", "StatefulSet/chat", LWS, VLLM, ("chat-decode", "decode", "label")),
+    ("chat-1", "StatefulSet/chat", {"component": "decoder"}, VLLM, ("chat", "decode", "label")),
+    ("chat-2", "StatefulSet/chat", {"llm-d.ai/role": "prefill-decode"}, VLLM, ("chat", "both", "label")),
+    ("chat-d-5d8b7c6f9-q7r8s", "ReplicaSet/chat-d-5d8b7c6f9", ROLLOUT, CONSUMER, ("chat-d", "decode", "args")),
+    ("chat-3", "StatefulSet/chat", {}, [*SGLANG, "--disaggregation-mode", "prefill"], ("chat", "prefill", "args")),
+    ("chat-4", "StatefulSet/chat", {}, SGLANG, ("chat", "", "owner")),
     # what contradicts itself is unknown; the weaker word of a name is not asked
-    (
-        "prefill-5",
-        ("StatefulSet", "prefill"),
-        {"llm-d.ai/role": "prefill"},
-        VLLM + KV_CONSUMER,
-        ("prefill", "", "owner"),
-    ),
-    ("prefill-6", ("StatefulSet", "prefill"), {}, VLLM + KV_CONSUMER, ("prefill", "decode", "args")),
-    ("prefill-decode-0", ("StatefulSet", "prefill-decode"), {}, VLLM, ("prefill-decode", "", "owner")),
-    ("prefill-7", None, {}, VLLM, ("prefill-7", "prefill", "name")),
-    ("chat-gpu-1", ("Node", "gpu-1"), {}, VLLM, ("chat-gpu-1", "", "name")),
+    ("prefill-5", "StatefulSet/prefill", {"llm-d.ai/role": "prefill"}, CONSUMER, ("prefill", "", "owner")),
+    ("prefill-6", "StatefulSet/prefill", {}, CONSUMER, ("prefill", "decode", "args")),
+    ("prefill-decode-0", "StatefulSet/prefill-decode", {}, VLLM, ("prefill-decode", "", "owner")),
+    ("prefill-7", "", {}, VLLM, ("prefill-7", "prefill", "name")),
+    ("chat-gpu-1", "Node/gpu-1", {}, VLLM, ("chat-gpu-1", "", "name")),
 )
 
 
 @pytest.mark.parametrize(("name", "owner", "labels", "command", "pool"), CRAFTED)
 def test_pool_by_owner_labels_arguments_and_name(
-    name: str, owner: tuple[str, str] | None, labels: dict[str, str], command: list[str], pool: tuple[str, str, str]
+    name: str, owner: str, labels: dict[str, str], command: list[str], pool: tuple[str, str, str]
 ) -> None:
     """Labels from the sources of the orchestrators, of which no pod is among the fixtures."""
     server = objects.container(command=command, env=[{"name": "DYN_SYSTEM_PORT", "value": "8000"}])
-    found = read_pod(objects.pod(name, owner=owner, labels=labels, containers=[server]), Policy())
-    (engine,) = found.engines
-    found_pool = engine.target.pool
-    assert (found_pool.name, found_pool.role, found_pool.source) == pool
+    kind, _, of = owner.partition("/")
+    document = objects.pod(name, owner=(kind, of) if owner else None, labels=labels, containers=[server])
+    ((target,),) = (engine.targets for engine in read_pod(document, Policy()).engines)
+    assert (target.pool.name, target.pool.role, target.pool.source) == pool
 
 
 OME = {"ome.io/inferenceservice": "chat"}

@@ -77,14 +77,6 @@ class TestPace:
         times = fetches(calm_pace(), 140, lambda t: page(running=2, waiting=float(t == 105), tokens=1000 + t), 100.0)
         assert times == [101, 103, 105, 106, 107, 108, *range(110, 140, 2)]
 
-    def test_the_first_movement_after_rest_makes_the_next_pages_fast(self) -> None:
-        rested = ScrapeInterval(1.0)
-        fetches(rested, 100, lambda _: page(tokens=500))
-        times = fetches(rested, 125, lambda t: page(running=1, kv=0.1, tokens=500 if t < 110 else 390 + t), 101.0)
-        onset = next(t for t in times if t >= 110)
-        assert onset <= 110 + CALM_INTERVAL
-        assert times[times.index(onset) :][:4] == [onset + i for i in range(4)]
-
     def test_a_cache_that_fills_within_a_minute_speeds_up_long_before_it_is_half_full(self) -> None:
         times = fetches(
             calm_pace(), 140, lambda t: page(running=8, kv=min(1.0, 0.1 + max(0.0, t - 104) * 0.02), tokens=t), 100.0
@@ -93,15 +85,6 @@ class TestPace:
         assert {b - a for a, b in pairwise(rising)} == {1.0}
         slow = fetches(calm_pace(), 140, lambda t: page(running=8, kv=0.1 + max(0.0, t - 104) * 0.002, tokens=t), 100.0)
         assert {b - a for a, b in pairwise(slow)} == {CALM_INTERVAL}
-
-    def test_a_batch_that_falls_to_half_speeds_up(self) -> None:
-        pace = ScrapeInterval(1.0)
-        fetches(pace, 100, lambda t: page(running=8, tokens=t))
-        assert pace.interval(100.0) == CALM_INTERVAL
-        pace.observe(page(running=5, tokens=101), 100.0)
-        assert pace.interval(100.0) == CALM_INTERVAL
-        pace.observe(page(running=4, tokens=102), 100.0)
-        assert pace.interval(100.0) == 1.0
 
     def test_every_engine_of_a_page_counts(self) -> None:
         pace = calm_pace()

@@ -129,21 +129,6 @@ def test_without_kfd_the_device_is_still_there_and_partitions_are_absent(tmp_pat
     assert from_plugin("amdgpu_xcp_0", (whole, replace(whole, uuid="other"))) is None
 
 
-def test_a_new_partition_mode_shows_at_the_next_look(tmp_path: Path) -> None:
-    old, new = tmp_path / "old", tmp_path / "new"
-    trees.mi300x(old, 1)
-    trees.mi300x_cpx(new, 1)
-    live = tmp_path / "live"
-    live.symlink_to(old)
-    clock = Clock()
-    amd = source(live, clock)
-    assert len(amd.read().gpus or ()) == 1
-    live.unlink()
-    live.symlink_to(new)
-    clock.now += RESCAN_SECONDS
-    assert len(amd.read().gpus or ()) == 9
-
-
 # --- processes ----------------------------------------------------------------------------------------------------
 
 

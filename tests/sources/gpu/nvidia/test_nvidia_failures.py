@@ -282,15 +282,6 @@ def test_one_good_gpu_is_worth_staying(start: StartChild) -> None:
     assert rounds_until_fatal(child, 50)[0] is None
 
 
-def test_a_good_reading_in_between_is_worth_staying(start: StartChild) -> None:
-    child = start(World(gpus=[Gpu()]))
-    child.gpus()
-    for _ in range(4):
-        child.set(World(gpus=[Gpu(codes={"all": 999})]))
-        assert rounds_until_fatal(child, 9)[0] is None
-        assert errors(child, World(gpus=[Gpu()])) == [None]
-
-
 def test_container_that_never_saw_a_gpu_is_patient(start: StartChild) -> None:
     child = start(World(gpus=[Gpu()], codes={"nvmlInitWithFlags": 999}))
     rounds, _ = rounds_until_fatal(child, 1790)

@@ -17,7 +17,7 @@ from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
 from kvpressure.sources.scrape.source import EngineSource
 from kvpressure.sources.scrape.targets import parse_target
 from tests.helpers.three_engines import Shown, snapshot
-from tests.sources.scrape.test_source import PAGE, Settings, answering
+from tests.sources.scrape.test_source import PAGE, USUAL, Settings, answering
 
 
 def run(code: str) -> list[str]:
@@ -78,7 +78,7 @@ def test_sources_and_tick_wait_while_a_page_is_rendered(monkeypatch: pytest.Monk
         lambda: shown.state, why_unhealthy=lambda: None, why_not_ready=lambda: None, rendering=shared.rendering
     )
     with answering(PAGE) as server:
-        source = EngineSource(Settings((parse_target(server.address),), shared=shared))
+        source = EngineSource(Settings(engine_targets=(parse_target(server.address),), shared=shared, **USUAL))
         others = [
             Thread(target=lambda: done.append(pipeline.observe(snapshot(1)))),
             Thread(target=lambda: done.append(source.read())),

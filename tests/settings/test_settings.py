@@ -194,13 +194,6 @@ class TestTable:
         internal = {item.name for item in fields(Settings) if "option" not in item.metadata}
         assert internal == {"collectors", "keep_exposition", "shared"}
 
-    def test_a_command_may_take_some_of_them(self) -> None:
-        parser = argparse.ArgumentParser(exit_on_error=False)
-        settings.add_arguments(parser, only={"engine.timeout"})
-        assert settings.from_args(parser.parse_args(["--engine.timeout", "1"])).engine_timeout_seconds == 1
-        with pytest.raises(SystemExit):
-            parser.parse_args(["--web.max-requests", "1"])
-
 
 @pytest.mark.attack("YAML aliases that make millions of values", "one error line")
 @pytest.mark.writer(

@@ -301,40 +301,26 @@ def test_a_unit_that_comes_back_on_another_port_is_one_engine(host: Host) -> Non
     assert [target.port for target in settings.shared.targets] == [8001]
 
 
-def test_files_are_looked_through_only_when_processes_or_sockets_changed(
+def test_sockets_are_walked_only_where_a_process_serves_and_files_only_when_something_changed(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host.network((ANY, 8000, 11))
-    host.process(50, VLLM, 11)
-    source, settings = host.source()
-    looked: list[int] = []
-    inodes = ProcessesSource._inodes
-    monkeypatch.setattr(ProcessesSource, "_inodes", lambda self, pid: looked.append(pid) or inodes(self, pid))
-    source.read()
-    source.read()
-    assert looked == [50]
-    host.network((ANY, 8000, 11), (ANY, 8001, 12))
-    host.process(51, [*VLLM, "--port", "8001"], 12)
-    source.read()
-    assert [target.port for target in settings.shared.targets] == [8000, 8001]
-
-
-def test_the_table_of_sockets_is_walked_only_where_a_process_serves(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    walked: list[str] = []
-    listening = ProcessesSource._listening
-    monkeypatch.setattr(
-        ProcessesSource, "_listening", lambda self, folder: walked.append(folder) or listening(self, folder)
-    )
+    walked: list[str | int] = []
+    for name in ("_listening", "_inodes"):
+        real = getattr(ProcessesSource, name)
+        monkeypatch.setattr(ProcessesSource, name, lambda self, of, real=real: walked.append(of) or real(self, of))
     host.network((ANY, 8000, 11))
     host.process(60, ["sleep", "9"], 11)
-    source, _ = host.source()
+    source, settings = host.source()
     source.read()
     assert walked == []
     host.process(50, VLLM, 11)
     source.read()
-    assert walked == ["net"]
+    source.read()
+    assert (walked[:1], walked.count(50)) == (["net"], 1)
+    host.network((ANY, 8000, 11), (ANY, 8001, 12))
+    host.process(51, [*VLLM, "--port", "8001"], 12)
+    source.read()
+    assert [target.port for target in settings.shared.targets] == [8000, 8001]
 
 
 ARGS = "INFO 11-27 08:00:00 [utils.py:233] non-default args: {'max_num_seqs': 17}"

@@ -150,42 +150,35 @@ def test_a_change_of_status_reads_no_command_again(
     source.close()
 
 
-def test_refused_engines_are_counted_once(api: FakeApi, settings: Build) -> None:
-    api.apply(pod("a", ip=None))
-    api.apply(pod("b", containers=[container(command=["vllm", "serve", "m", "--headless"])]))
+def test_refused_engines_and_command_lines_that_are_cut_are_counted_once(api: FakeApi, settings: Build) -> None:
+    long = "vllm serve m " + "--lora-modules a=b " * 1000
+    api.apply(pod("a", containers=[container(command=["bash", "-c", long])]))
+    env = [{"name": f"VLLM_{number}", "value": "x" * 1000} for number in range(30)]
+    api.apply(pod("b", ip="10.0.0.2", containers=[container(env=env)]))
+    api.apply(pod("c", ip=None))
+    api.apply(pod("d", containers=[container(command=["vllm", "serve", "m", "--headless"])]))
     source = PodsSource(settings(kube_api_url=api.url))
-    assert source.read().errors == {"no_pod_ip": 1}
+    reading = source.read()
+    assert reading.errors == {"no_pod_ip": 1, "command_cut": 2}
+    assert {found.pod: found.complete for found in reading.discovered} == {"a": False, "b": True, "c": True, "d": True}
     assert source.read().errors == {}
-    api.apply(pod("c", annotations={"prometheus.io/path": "/.."}))
+    api.apply(pod("e", annotations={"prometheus.io/path": "/.."}))
     until(lambda: source.read().errors == {"bad_path": 1})
     source.close()
 
 
-def test_a_command_line_that_is_cut_is_counted_once(api: FakeApi, settings: Build) -> None:
-    long = "vllm serve m " + "--lora-modules a=b " * 1000
-    api.apply(pod("a", containers=[container(command=["bash", "-c", long])]))
-    many = {f"VLLM_{number}": "x" * 1000 for number in range(30)}
-    env = [{"name": name, "value": value} for name, value in many.items()]
-    api.apply(pod("b", ip="10.0.0.2", containers=[container(command=["vllm", "serve", "m"], env=env)]))
-    api.apply(pod("c", ip="10.0.0.3", containers=[container(command=["vllm", "serve", "m"])]))
-    source = PodsSource(settings(kube_api_url=api.url))
-    reading = source.read()
-    assert reading.errors == {"command_cut": 2}
-    assert [found.complete for found in reading.discovered] == [False, True, True]
-    assert source.read().errors == {}
-    source.close()
-
-
-def test_of_two_engines_with_one_address_the_first_is_read_and_the_other_counted(api: FakeApi, settings: Build) -> None:
+def test_of_two_engines_with_one_address_that_with_a_gpu_is_read_else_the_first(api: FakeApi, settings: Build) -> None:
     for name in ("b", "a"):
         api.apply(pod(name, ip="10.0.0.5", host_network=True))
     both = [container("one", command=None), container("two", command=None)]
     api.apply(pod("c", ip="10.0.0.6", containers=both))
+    api.apply(pod("d", "aaa", "10.0.0.7", host_network=True, containers=[container(resources={})]))
+    api.apply(pod("z", "zzz", "10.0.0.7", host_network=True))
     chosen = settings(kube_api_url=api.url)
     source = PodsSource(chosen)
-    assert source.read().errors == {"same_address": 2}
+    assert source.read().errors == {"same_address": 3}
     assert source.read().errors == {}
-    assert [(t.pod, t.container) for t in chosen.shared.targets] == [("a", "vllm"), ("c", "one")]
+    assert {(t.pod, t.container) for t in chosen.shared.targets} == {("a", "vllm"), ("c", "one"), ("z", "vllm")}
     source.close()
 
 
@@ -260,16 +253,6 @@ def test_pods_give_their_places_by_claim(api: FakeApi, settings: Build, monkeypa
     api.apply(pod("y", "zzz", ip="10.0.0.8", phase="Pending", containers=[idle]))
     until(lambda: source.read() and "y" in [one.name for one in chosen.shared.pods or ()])
     assert [one.name for one in chosen.shared.pods or ()] == ["d", "e", "y", "z"]
-    source.close()
-
-
-def test_of_two_engines_with_one_address_that_with_a_gpu_is_read(api: FakeApi, settings: Build) -> None:
-    api.apply(pod("a", "aaa", host_network=True, containers=[container(resources={})]))
-    api.apply(pod("z", "zzz", host_network=True))
-    chosen = settings(kube_api_url=api.url)
-    source = PodsSource(chosen)
-    assert source.read().errors == {"same_address": 1}
-    assert [target.pod for target in chosen.shared.targets] == ["z"]
     source.close()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from time import monotonic, sleep
 
 import msgspec
@@ -17,6 +16,7 @@ from kvpressure.sources.kvevents import subscription
 from kvpressure.sources.kvevents.subscription import Subscription
 from kvpressure.sources.kvevents.zmtp import MAX_FRAME_BYTES
 from tests.helpers.kv_publisher import Publisher
+from tests.helpers.vllm_server import RawServer
 
 pytestmark = pytest.mark.live
 
@@ -184,21 +184,15 @@ def test_all_publishers_have_one_bound(floods):
     assert ended == set(range(floods)), "the others go on"
 
 
-@contextmanager
-def sending(data: bytes, pause: float) -> Iterator[int]:
-    """A port that greets and sends the same data again and again; closed sockets end it."""
+def sending(data: bytes, pause: float) -> RawServer:
+    """Greets and sends the same data again and again."""
 
-    def serve() -> None:
-        accepted, _ = server.accept()
-        with accepted, suppress(OSError):
-            accepted.sendall(GREETING)
-            while True:
-                accepted.sendall(data)
-                sleep(pause)
+    def serve(server: RawServer, connection: socket.socket) -> None:
+        connection.sendall(GREETING)
+        while not server.stopping.wait(pause):
+            connection.sendall(data)
 
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        threading.Thread(target=serve, daemon=True).start()
-        yield server.getsockname()[1]
+    return RawServer(serve)
 
 
 BATCH = b"\x01\x00" + b"\x01\x08" + bytes(8) + b"\x00\x0c" + msgspec.msgpack.encode([1.0, [], 0])
@@ -207,8 +201,8 @@ BATCH = b"\x01\x00" + b"\x01\x08" + bytes(8) + b"\x00\x0c" + msgspec.msgpack.enc
 @pytest.mark.parametrize("data", [BATCH * 1000, b"\x04\x00" * 10_000], ids=["one number", "commands"])
 def test_whatever_is_sent_without_end_is_cut_off(monkeypatch, data):
     monkeypatch.setattr(subscription, "_CPU_SECONDS", 0.1)
-    with sending(data, 0.0) as port:
-        one = Subscription(("t", "0"), (("127.0.0.1", port), None))
+    with sending(data, 0.0) as server:
+        one = Subscription(("t", "0"), (("127.0.0.1", server.port), None))
         try:
             until(one, lambda r: r.reason == FLOOD)
         finally:
@@ -216,9 +210,9 @@ def test_whatever_is_sent_without_end_is_cut_off(monkeypatch, data):
 
 
 def test_a_replay_that_trickles_ends_with_the_subscription():
-    with Publisher() as publisher, sending(b"\x04\x00", 0.01) as port:
+    with Publisher() as publisher, sending(b"\x04\x00", 0.01) as server:
         before = set(threading.enumerate())
-        one = Subscription(("t", "0"), (("127.0.0.1", publisher.port), ("127.0.0.1", port)))
+        one = Subscription(("t", "0"), (("127.0.0.1", publisher.port), ("127.0.0.1", server.port)))
         (thread,) = [each for each in threading.enumerate() if each not in before and each.name == "kv-events"]
         publisher.wait()
         sleep(0.2)
@@ -248,17 +242,8 @@ GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48)
     ],
 )
 def test_what_speaks_something_else_is_no_publisher(answer):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def serve() -> None:
-            with suppress(OSError):  # the end
-                while True:
-                    accepted, _ = server.accept()
-                    with accepted:
-                        accepted.sendall(answer)
-
-        threading.Thread(target=serve, daemon=True).start()
-        one = Subscription(("t", "0"), (("127.0.0.1", server.getsockname()[1]), None))
+    with RawServer(lambda _, connection: connection.sendall(answer)) as server:
+        one = Subscription(("t", "0"), (("127.0.0.1", server.port), None))
         try:
             assert until(one, lambda r: r.reason != "connecting").reason in ("protocol", "reset")
         finally:

@@ -17,13 +17,11 @@ from hypothesis import strategies as st
 
 import tests.helpers.vllm_pages as pages
 from kvpressure.model.reasons import REASONS
-from kvpressure.sources.base import SourceError
 from kvpressure.sources.scrape import fetch as fetch_module
 from kvpressure.sources.scrape.fetch import MAX_BODY_BYTES, Fetcher
 from kvpressure.sources.scrape.targets import parse_target
 from tests.helpers import failing
 from tests.helpers.vllm_server import RawServer, answering, reset, response, saying
-from tests.helpers.waiting import until
 
 pytestmark = pytest.mark.live
 
@@ -361,31 +359,6 @@ def test_the_next_address_of_a_name_is_tried(monkeypatch):
         fetcher = Fetcher(parse_target("vllm.example"), 5)
         assert fetcher.fetch() == PAGE
         fetcher.close()
-
-
-def test_no_socket_is_left_behind():
-    def open_files():
-        return len(list(Path("/proc/self/fd").iterdir()))
-
-    before = open_files()
-    servers = [
-        saying(b"garbage"),
-        saying(response(b"", length=9)),
-        answering(response(PAGE, "302 x")),
-        saying(then="reset"),
-        answering(response(b"x", headers=["connection: close"])),
-        answering(response(PAGE)),
-    ]
-    for server in servers:
-        with server:
-            fetcher = fetcher_for(server)
-            for _ in range(3):
-                try:
-                    fetcher.fetch()
-                except SourceError:
-                    continue
-            fetcher.close()
-    until(lambda: open_files() <= before)  # the servers' own threads
 
 
 # --- https -----------------------------------------------------------------------------------------------

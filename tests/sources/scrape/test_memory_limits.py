@@ -6,6 +6,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -96,45 +97,31 @@ def test_room_that_comes_free_is_taken_at_once():
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-@pytest.mark.parametrize(
-    ("answer", "claimed"),
-    [
-        (response(b"x" * 2**20), 2**20),
-        (CHUNKED + b"100000\r\n" + b"x" * 2**20 + b"\r\n0\r\n\r\n", int(GROWING * MAX_BODY_BYTES)),
-    ],
-    ids=["of known length", "chunked"],
-)
-def test_a_large_page_claims_what_it_takes_before_it_is_read(answer: bytes, claimed: int):
+BODY = b"x" * (63 * 65536)
+LARGE = {
+    "of known length": (response(BODY), len(BODY)),
+    "chunked": (CHUNKED + 63 * (b"10000\r\n" + BODY[:65536] + b"\r\n") + b"0\r\n\r\n", int(GROWING * MAX_BODY_BYTES)),
+}
+
+
+@pytest.mark.parametrize(("answer", "claimed"), LARGE.values(), ids=LARGE)
+def test_a_large_page_takes_no_more_than_it_claims_before_it_is_read(answer: bytes, claimed: int):
     pool = MemoryPool()
     with answering(answer) as server, pool.lease() as lease:
-        fetcher = Fetcher(parse_target(server.url), 5)
-        assert fetcher.fetch(lease) == b"x" * 2**20
-        assert lease.taken == claimed
-        fetcher.close()
-
-
-def peak_of(answer: bytes) -> int:
-    """The most memory that fetching a page takes, in bytes."""
-    with answering(answer) as server:
         fetcher = Fetcher(parse_target(server.url), 20)
-        tracemalloc.start()
-        try:
-            fetcher.fetch()
-            return tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
-            fetcher.close()
+        (page, _), taken = peak_of(lambda: (fetcher.fetch(lease), fetcher.close()))
+    assert page == BODY
+    assert lease.taken == claimed
+    assert taken < LARGE_PAGES_BYTES + 512 * 1024
 
 
-@pytest.mark.parametrize("how", ["of known length", "chunked"])
-def test_the_largest_page_takes_no_more_than_it_claims(how: str):
-    body = b"x" * (MAX_BODY_BYTES - 1)
-    parts = b"".join(b"10000\r\n" + body[:65536] + b"\r\n" for _ in range(63))
-    answers = {
-        "of known length": response(body),
-        "chunked": CHUNKED + parts + b"0\r\n\r\n",
-    }
-    assert peak_of(answers[how]) < LARGE_PAGES_BYTES + 512 * 1024
+def peak_of(action: Callable[[], Any]) -> tuple[Any, int]:
+    """What it returns, and the most memory that it takes, in bytes."""
+    tracemalloc.start()
+    try:
+        return action(), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.fault(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 
 import tests.helpers.vllm_pages as pages
 from kvpressure.model.pools import EnginePool
 from kvpressure.model.readings import GpuOwner
+from kvpressure.settings.settings import Settings
 from kvpressure.sources.catalog import CollectorSettings
 from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
 from kvpressure.sources.kubernetes.pod import Pod, discovered
@@ -30,20 +31,10 @@ pytestmark = pytest.mark.live
 TEXT = pages.text_of("l_dp2")
 PAGE = response(TEXT.encode())
 
-
-@dataclass(frozen=True)
-class Settings:
-    engine_targets: tuple = ()
-    engine_timeout_seconds: float = 4.0
-    engine_max_targets: int = 64
-    keep_exposition: bool = False
-    engine_pace: str = "fixed"
-    shared: SharedDiscovery = field(default_factory=SharedDiscovery)
-    collectors: dict = field(default_factory=lambda: {"engines": CollectorSettings(True, 5.0, 5.0)})
-
-
 # A read then waits 0.8 s; otherwise as long as a busy machine may need.
 EVERY_SECOND = {"engines": CollectorSettings(True, 1.0, 5.0)}
+EVERY_FIVE = {"engines": CollectorSettings(True, 5.0, 5.0)}
+USUAL = {"engine_timeout_seconds": 4.0, "engine_pace": "fixed", "collectors": EVERY_FIVE}
 
 
 @pytest.fixture
@@ -53,7 +44,7 @@ def source_for():
 
     def build(*targets, **settings):
         texts = [target.address if isinstance(target, RawServer) else target for target in targets]
-        source = EngineSource(Settings(tuple(parse_target(text) for text in texts), **settings))
+        source = EngineSource(Settings(engine_targets=tuple(map(parse_target, texts)), **USUAL | settings))
         sources.append(source)
         return source
 
@@ -147,37 +138,6 @@ def test_a_slow_target_delays_nobody_and_is_not_asked_twice_at_a_time(source_for
         assert slow.connections == 1
         seen = read_until(source, lambda seen: any(page.target == slow.url for page in seen))
         assert {page.error for page in seen if page.target == slow.url} == {"timeout"}
-
-
-def test_a_target_that_was_late_and_is_quick_again_is_waited_for_again(source_for):
-    release = threading.Event()
-
-    def script(server, connection):
-        server.read_request(connection)
-        release.wait(10)
-        while True:
-            connection.sendall(PAGE)
-            server.read_request(connection)
-
-    with RawServer(script) as server:
-        source = source_for(server, engine_timeout_seconds=5, collectors=EVERY_SECOND)
-        assert source.read().pages == ()
-        release.set()
-        read_until(source, lambda seen: seen)
-        read_until(source, lambda seen: seen)
-        for _ in range(3):
-            assert len(source.read().pages) == 1
-
-
-def test_the_wait_follows_interval_and_timeout(source_for):
-    with saying(then="hang") as server:
-        for interval, timeout, expected in ((0.5, 5, 0.4), (30, 0.3, 0.3)):
-            source = source_for(
-                server, engine_timeout_seconds=timeout, collectors={"engines": CollectorSettings(True, interval, 5)}
-            )
-            started = time.monotonic()
-            source.read()
-            assert expected - 0.05 < time.monotonic() - started < expected + 2
 
 
 def test_many_hanging_targets_do_not_keep_a_good_one_from_being_read(source_for):

@@ -1,10 +1,9 @@
-"""Every command of an action stands in every face, and splits back into the arguments that it was made of."""
+"""Every command of an action stands in every face."""
 
 from __future__ import annotations
 
 import html
 import json
-import shlex
 from dataclasses import replace
 
 import pytest
@@ -23,7 +22,6 @@ from tests.publish.states import full_engine
 
 HOSTILE = EngineKey("prod", "chat-0", "m'$(id); x", "0")
 ON_A_HOST = EngineKey("", "10.0.0.5:8000", "m", "0")
-OPERATORS = ("|", "||", "&", ">")
 
 
 def engines() -> list[EngineState]:
@@ -57,5 +55,3 @@ def test_every_command_is_in_every_face(engine: EngineState) -> None:
             for face, text in shown.items():
                 wanted = json.dumps(command)[1:-1] if "JSON" in face else command
                 assert wanted in text, f"{face}: {command}"
-            again = [word if word in OPERATORS else shlex.quote(word) for word in shlex.split(command)]
-            assert " ".join(again) == command

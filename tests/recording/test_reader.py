@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -103,29 +102,6 @@ def test_a_line_longer_than_allowed_is_skipped(tmp_path: Path, monkeypatch: pyte
     snapshots, problems = read(path)
     assert [snapshot.time for snapshot in snapshots] == [100.0, 101.0]
     assert problems == [ReadProblem(3, "longer than 1000 bytes")]
-
-
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (lambda _path: None, "No such file"),
-        (lambda path: path.mkdir(), "Is a directory"),
-        (lambda path: path.write_bytes(b""), "empty"),
-        (lambda path: path.write_bytes(b"\x1f\x8b\x08"), "damaged"),
-        (lambda path: path.write_bytes(b"\x1f\x8bnot gzip at all"), "damaged"),
-        (lambda path: path.write_text("t,value\n1,2\n"), "not a recording"),
-    ],
-)
-def test_a_file_that_cannot_be_used_is_one_clear_line(
-    tmp_path: Path, make: Callable[[Path], object], says: str
-) -> None:
-    path = tmp_path / "r.jsonl"
-    make(path)
-    with pytest.raises(InputError) as caught:
-        Reader(path)
-    assert says in str(caught.value)
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_memory_does_not_grow_with_the_length(tmp_path: Path) -> None:

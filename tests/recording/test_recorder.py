@@ -76,22 +76,6 @@ def test_a_link_in_place_of_the_file_is_not_written_through(tmp_path: Path, exis
     assert [one.read_text() for one in target.parent.iterdir()] == (["precious"] if exists else [])
 
 
-def test_a_single_file_says_when_it_is_full_and_is_complete(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl.gz"
-    recorder = Recorder(path, HEADER, max_bytes=20_000, flush_seconds=0.0)
-    written = 0
-    with contextlib.suppress(RecordingFull):
-        for t in range(100):
-            recorder.write(tick(float(t), 5000))
-            written += 1
-    assert written < 10
-    recorder.close()
-    snapshots, problems = read(path)
-    assert problems == []
-    assert 2 <= len(snapshots) == recorder.ticks
-    assert path.stat().st_size <= 20_000
-
-
 @settings(max_examples=25, deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 9000), min_size=1, max_size=40),
@@ -119,15 +103,6 @@ def test_a_directory_never_exceeds_its_bound_and_keeps_the_newest(
     fits = [t for t, size in enumerate(sizes) if size < max_bytes / 3]
     if recorder.dropped == 0 and fits and fits[-1] == len(sizes) - 1:
         assert times[-1] == len(sizes) - 1
-
-
-def test_a_tick_that_alone_is_too_large_is_dropped_and_counted(tmp_path: Path) -> None:
-    with Recorder(tmp_path, HEADER, max_bytes=1200, flush_seconds=0.0) as recorder:
-        recorder.write(tick(1.0))
-        recorder.write(tick(2.0, 50_000))
-        recorder.write(tick(3.0))
-    assert recorder.dropped == 1
-    assert [s.time for file in sorted(tmp_path.iterdir()) for s in read(file)[0]] == [1.0, 3.0]
 
 
 def test_other_files_in_the_directory_are_left_alone(tmp_path: Path) -> None:

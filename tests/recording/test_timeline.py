@@ -7,10 +7,9 @@ import math
 
 import pytest
 
-from kvpressure.diagnosis.conditions import NAMES
 from kvpressure.model.readings import EngineKey
 from kvpressure.model.signals import KvSignals, Signals
-from kvpressure.model.state import SIGNATURE_CONDITIONS, STAGES, VERDICTS, Diagnosis, EngineState
+from kvpressure.model.state import Diagnosis, EngineState
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.recording.reader import Reader
 from kvpressure.recording.timeline import Timeline, json_line
@@ -23,15 +22,9 @@ CONTRACT = {
 }
 
 
-def engine(
-    verdict: str,
-    stage: str | None = None,
-    conditions: dict | None = None,
-    signals: Signals | None = None,
-    **sentences: tuple[str, ...],
-) -> EngineState:
-    answer = Diagnosis(verdict, 0.8, stage, 0.0, conditions=conditions or {}, **sentences)
-    return EngineState(KEY, "x", "c", (), True, None, None, None, None, {}, signals or Signals(0.0), answer)
+def idle(signals: Signals) -> EngineState:
+    answer = Diagnosis("idle", 0.8, None, 0.0)
+    return EngineState(KEY, "x", "c", (), True, None, None, None, None, {}, signals, answer)
 
 
 def test_the_json_line_is_the_contract_on_a_real_recording() -> None:
@@ -44,22 +37,17 @@ def test_the_json_line_is_the_contract_on_a_real_recording() -> None:
             for line in lines:
                 assert set(line) == CONTRACT
                 assert line["t"] == snapshot.time
-                assert line["verdict"] in VERDICTS
-                assert line["stage"] is None or line["stage"] in STAGES
-                assert 0 <= line["confidence"] <= 1
-                assert set(line["conditions"]) <= set(NAMES)
-                assert set(line["documented_signature"]) == set(SIGNATURE_CONDITIONS)
                 for group in ("evidence", "conditions", "documented_signature"):
                     assert all(value in (True, False, None) for value in line[group].values())
                 assert all(value is None or isinstance(value, float) for value in line["signals"].values())
 
 
 def test_what_is_no_number_in_json_is_null() -> None:
-    state = engine("healthy", signals=Signals(0.0, kv=KvSignals(kv_used_ratio=math.nan, kv_slope_per_second=math.inf)))
+    state = idle(Signals(0.0, kv=KvSignals(kv_used_ratio=math.nan, kv_slope_per_second=math.inf)))
     line = json.loads(json_line(1.0, state), parse_constant=pytest.fail)
     assert line["signals"]["kv_used_ratio"] is None
     assert line["signals"]["kv_slope_per_second"] is None
 
 
 def test_any_time_a_recording_claims_can_be_shown() -> None:
-    assert list(Timeline().lines(1e300, (engine("idle"),)))
+    assert list(Timeline().lines(1e300, (idle(Signals(0.0)),)))

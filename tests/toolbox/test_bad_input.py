@@ -171,6 +171,42 @@ def test_a_pipe_is_read_as_the_file_that_it_stands_for(capsys: Capsys, tmp_path:
     assert said[0][1]
 
 
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("diagnose 'http://host name'", "blanks"),
+        ("diagnose ftp://host/metrics", "scheme"),
+        ("diagnose http://a http://a", "the same server was given twice"),
+        ("diagnose http://a --exporter http://b", "one kind of input"),
+        ("diagnose -l app=vllm", "needs -n"),
+        ("diagnose http://a --gpu H100:0", "NAME:GiB"),
+        ('diagnose http://a "--args=\'"', "closed quotes"),
+        ("diagnose http://a --args=--max-num-seqs", "--max-num-seqs has no value; allowed: --max-num-seqs VALUE"),
+        ('diagnose http://a "--args=--max-num-seqs abc"', "the value 'abc' of --max-num-seqs cannot be read"),
+        ("diagnose --prometheus prom:9090", "not an address"),
+        ("diagnose --prometheus http://p --since forever", "duration"),
+        ("diagnose --frmt", "did you mean --format?"),
+        *((f"diagnose {typed} --watch", "only live servers and exporters") for typed in (KV03, "-n inference")),
+        ("mitigate --max-rejected 1.5", "above 0 and up to 1"),
+        ("mitigate --verify http://a http://b", "not together"),
+        ("mitigate --verify ftp://a", "--verify"),
+        ("mitigate --verify http://a --verify-seconds -1", "above 0"),
+        ("mitigate --workload deploy/chat", "with -n NAMESPACE"),
+        ("mitigate -n x -l a=b --workload deploy/chat", "without -l"),
+        ("mitigate -n x --workload chat", "KIND/NAME"),
+        ("mitigate -n x --workload deploy/-o", "KIND/NAME"),
+        ("mitigate -n x --workload --context/a", "--workload"),
+        ("audit", "nothing to audit; allowed: FILE..., - (standard input), or --args="),
+        ("audit - --args=x", "both files and --args were given; allowed: FILE..."),
+        ("audit --args=x --vllm-version latest", "a version like"),
+        ("audit --args=x --model-config no-such-model", "neither a file nor a known model"),
+        ("replay --format xml", "--format: 'xml' is not allowed; allowed: text, json"),
+    ],
+)
+def test_what_is_typed_wrong_is_one_clear_line(capsys: Capsys, typed: str, said: str) -> None:
+    assert said in refused(capsys, typed)
+
+
 @pytest.mark.parametrize("name", ["", "a" * 300, "/tmp/" + "a" * 300], ids=["empty", "long", "long path"])
 @pytest.mark.parametrize(
     "command",

@@ -155,7 +155,7 @@ def test_an_exporter_of_another_version_breaks_nothing(
     assert (status, "VERDICT" in out) == (1, True)
 
 
-# --- bad input --------------------------------------------------------------------------------------------
+# --- other input --------------------------------------------------------------------------------------------
 
 
 def dead_address() -> str:
@@ -163,27 +163,6 @@ def dead_address() -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{probe.getsockname()[1]}"
-
-
-@pytest.mark.parametrize(
-    ("typed", "said"),
-    [
-        ("'http://host name'", "blanks"),
-        ("ftp://host/metrics", "scheme"),
-        ("http://a http://a", "the same server was given twice"),
-        ("http://a --exporter http://b", "one kind of input"),
-        ("-l app=vllm", "needs -n"),
-        ("http://a --gpu H100:0", "NAME:GiB"),
-        ('http://a "--args=\'"', "closed quotes"),
-        ("http://a --args=--max-num-seqs", "--max-num-seqs has no value; allowed: --max-num-seqs VALUE"),
-        ('http://a "--args=--max-num-seqs abc"', "the value 'abc' of --max-num-seqs cannot be read"),
-        ("--prometheus prom:9090", "not an address"),
-        ("--prometheus http://p --since forever", "duration"),
-        ("--frmt", "did you mean --format?"),
-    ],
-)
-def test_bad_input_is_one_clear_line(capsys: Capsys, typed: str, said: str) -> None:
-    assert said in refused(capsys, f"diagnose {typed}")
 
 
 def test_a_dead_server_is_given_up_soon(capsys: Capsys, clock: FakeClock) -> None:

@@ -17,7 +17,7 @@ from kvpressure.recording.reader import Reader
 from kvpressure.settings.thresholds import builtin
 from kvpressure.toolbox import following
 from kvpressure.toolbox.history import FoundEngines
-from tests.helpers.command import Capsys, answer, refused, run
+from tests.helpers.command import Capsys, answer, run
 from tests.toolbox.conftest import FIXTURES, FakeClock, ServeJson, ServePod
 from tests.toolbox.test_diagnose import dead_address, document_of, heavy
 
@@ -166,9 +166,3 @@ def test_an_exporter_that_stops_is_said_with_its_time(serve_json: ServeJson) -> 
     assert (gone.cases, len(alive.cases), len(said)) == ((), 1, 1)
     assert stops in said[0]
     assert next(looks)[0].warnings == said, "since then, not since now"
-
-
-@pytest.mark.parametrize("typed", ["INCIDENT", "--prometheus http://127.0.0.1:9", "-n inference"])
-def test_only_what_goes_on_is_watched(capsys: Capsys, typed: str) -> None:
-    typed = typed.replace("INCIDENT", str(FIXTURES / "recordings/incidents/KV01.jsonl.gz"))
-    assert "only live servers and exporters" in refused(capsys, f"diagnose {typed} --watch")

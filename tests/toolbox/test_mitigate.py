@@ -16,7 +16,7 @@ from kvpressure.model.signals import ContextSignals
 from kvpressure.settings.thresholds import builtin
 from kvpressure.toolbox import gateway_config as edge
 from kvpressure.toolbox.live_pages import GivenGpu
-from tests.helpers.command import Capsys, answer, refused, run
+from tests.helpers.command import Capsys, answer, run
 from tests.helpers.stated_engine import StatedEngine, engine_from, plan_of
 from tests.toolbox.conftest import FIXTURES, FakeClock, ServeJson, ServePod
 from tests.toolbox.test_diagnose import CHAT, document_of, heavy
@@ -289,19 +289,3 @@ def test_recovery_during_the_watch(
     text = text_of(capsys, f"--verify {url} --verify-seconds 180")
     assert text.startswith("RECOVERED after")
     assert "kv_pressure at first" in text
-
-
-# --- bad input --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("typed", "said"),
-    [
-        ("--max-rejected 1.5", "above 0 and up to 1"),
-        ("--verify http://a http://b", "not together"),
-        ("--verify ftp://a", "--verify"),
-        ("--verify http://a --verify-seconds -1", "above 0"),
-    ],
-)
-def test_bad_input_is_one_clear_line(capsys: Capsys, typed: str, said: str) -> None:
-    assert said in refused(capsys, f"mitigate {typed}")

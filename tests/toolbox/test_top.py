@@ -229,13 +229,3 @@ def test_a_wrapped_command_is_still_the_same_when_pasted(width: int) -> None:
     pasted = "\n".join(lines).lstrip().removeprefix("$")
     ran = subprocess.run(["sh", "-c", pasted], capture_output=True, text=True, check=True)
     assert ran.stdout.splitlines() == words
-
-
-def test_no_other_command_loads_what_draws_the_table() -> None:
-    code = (
-        "import importlib, sys; from kvpressure.cli import COMMANDS;"
-        "[importlib.import_module(f'kvpressure.cli.{name}') for name in COMMANDS if name != 'top'];"
-        "print('rich' in sys.modules)"
-    )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == "False"

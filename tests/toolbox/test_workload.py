@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.command import Capsys, refused, run
+from tests.helpers.command import Capsys, run
 from tests.toolbox.conftest import FakeKubectl
 from tests.toolbox.test_cluster import PAGES, pages, pod
 
@@ -68,18 +68,3 @@ def test_the_pods_of_a_workload(capsys: Capsys, kubectl: FakeKubectl) -> None:
     cluster(kubectl, DEPLOYMENT)
     assert run(capsys, "mitigate -n inference --workload deploy/chat --seconds 20")[0] == 0
     assert next(call for call in kubectl.calls if "pods" in call)[4:6] == ["-l", "app=vllm,tier=a"]
-
-
-@pytest.mark.parametrize(
-    ("typed", "said"),
-    [
-        ("--workload deploy/chat", "with -n NAMESPACE"),
-        ("-n x -l a=b --workload deploy/chat", "without -l"),
-        ("-n x --workload chat", "KIND/NAME"),
-        ("-n x --workload deploy/-o", "KIND/NAME"),
-        ("-n x --workload --context/a", "--workload"),
-    ],
-)
-def test_bad_workloads_are_one_clear_line(capsys: Capsys, kubectl: FakeKubectl, typed: str, said: str) -> None:
-    cluster(kubectl, DEPLOYMENT)
-    assert said in refused(capsys, f"mitigate {typed}")

@@ -10,8 +10,6 @@ from typing import Any, Final
 import pytest
 
 from kvpressure.cli import main
-from kvpressure.toolbox.engine_view import EngineView
-from kvpressure.toolbox.exporter_document import engine_views
 from tests.helpers.command import Capsys
 from tests.toolbox.conftest import FIXTURES, ServeJson
 from tests.toolbox.test_diagnose import document_of
@@ -23,14 +21,13 @@ CALM: Final = {"namespace": "prod", "pod": "calm-0"}
 WORST: Final = {"namespace": "prod", "pod": "worst-0", "model_name": "org/worst"}
 
 
-def node(worst: str, calm_first: bool) -> tuple[dict[str, Any], EngineView]:
-    """An exporter's document of an idle engine and one of ``worst`` trouble, which is less certain; and the latter."""
+def node(worst: str, calm_first: bool) -> dict[str, Any]:
+    """An exporter's document of an idle engine and one of ``worst`` trouble, which is less certain."""
     document = document_of(RECORDINGS / "vllm-cpu/a_idle.jsonl.gz")
     (idle,) = document["engines"]
     (pressed,) = document_of(RECORDINGS / "incidents/KV01.jsonl.gz")["engines"]
     engines = [idle | CALM | {"confidence": 0.95}, pressed | WORST | {"verdict": worst, "confidence": 0.6}]
-    document["engines"] = engines if calm_first else engines[::-1]
-    return document, engine_views(document)[1 if calm_first else 0]
+    return document | {"engines": engines if calm_first else engines[::-1]}
 
 
 COMMANDS: Final = {
@@ -48,8 +45,7 @@ COMMANDS: Final = {
 def test_the_engine_in_trouble_comes_first_and_by_its_name(
     capsys: Capsys, serve_json: ServeJson, command: str, worst: str, calm_first: bool
 ) -> None:
-    document, _ = node(worst, calm_first)
-    status = main([*COMMANDS[command], serve_json({"/api/v1/diagnosis": document})])
+    status = main([*COMMANDS[command], serve_json({"/api/v1/diagnosis": node(worst, calm_first)})])
     said = capsys.readouterr().out
     assert status in (0, 1)
     assert "worst-0" in said
@@ -62,7 +58,7 @@ def test_the_engine_in_trouble_comes_first_and_by_its_name(
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name.startswith("mitigate")])
 def test_others_in_trouble_are_named_too(capsys: Capsys, serve_json: ServeJson, command: str) -> None:
-    document, _ = node("kv_pressure", True)
+    document = node("kv_pressure", True)
     document["engines"].append(document["engines"][1] | {"pod": "second-0", "verdict": "host_bound"})
     assert main([*COMMANDS[command], serve_json({"/api/v1/diagnosis": document})]) == 0
     said = capsys.readouterr().out

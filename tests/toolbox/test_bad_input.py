@@ -97,6 +97,7 @@ CONTENTS: dict[str, bytes | None] = {
     "text": b"only text\n",
     "number": b"7\n",
     "packed": gzip.compress(b"{}")[:-4],
+    "no gzip": b"\x1f\x8bnot gzip at all",
     "alias-bomb": b"a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b, *q]\n",
 }
 FINE = {("empty", name) for name in READING if name.startswith("thresholds")}  # nothing is overridden

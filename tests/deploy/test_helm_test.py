@@ -51,14 +51,3 @@ def test_it_asks_where_no_password_is_wanted(values: Json, asked: list[str]) -> 
     assert host == f"{service['name']}.{service['namespace']}.svc"
     assert rest == asked
     assert problems([pod]) == []
-
-
-def test_the_network_policy_lets_it_in() -> None:
-    (pod,) = helm_test_objects()
-    policy = only(render({"networkPolicy": {"enabled": True, "ingressFrom": [{"podSelector": {}}]}}), "NetworkPolicy")
-    peers = policy["spec"]["ingress"][0]["from"]
-    assert any(
-        peer["podSelector"].get("matchLabels", {"x": ""}).items() <= pod["metadata"]["labels"].items() for peer in peers
-    )
-    selector = only(render(), "Service")["spec"]["selector"]
-    assert not selector.items() <= pod["metadata"]["labels"].items()  # it is no exporter

@@ -11,8 +11,7 @@ import pytest
 import yaml
 
 from tests.deploy.chart import only, problems, render
-from tests.deploy.test_quick_start import quick_start, selected
-from tests.helpers.kube_prometheus_stack import selector
+from tests.deploy.test_quick_start import SELECTED, quick_start, selected
 from tests.helpers.prometheus import accepted
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
@@ -57,5 +56,5 @@ def test_the_stack_selects_what_the_page_without_the_exporter_applies() -> None:
     page = (ROOT / "docs/vllm-only.md").read_text(encoding="utf-8")
     monitor = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", page, re.S)[0])
     rules = yaml.safe_load((ROOT / "alerts/kvpressure-vllm-only-prometheusrule.yaml").read_text(encoding="utf-8"))
-    assert all(selected([monitor, rules], selector("kube-prometheus-stack")))
+    assert all(selected([monitor, rules], SELECTED))
     assert not problems([monitor, rules], ("1.33",))

@@ -1,11 +1,8 @@
-"""What kube-prometheus-stack does by default: which objects it selects, and what mutes alerts."""
+"""What kube-prometheus-stack does by default: what mutes alerts."""
 
 from __future__ import annotations
 
 from typing import Any, Final
-
-DASHBOARD_LABEL: Final = {"grafana_dashboard": "1"}
-"""``grafana.sidecar.dashboards.label`` and ``labelValue``: the ConfigMaps that become dashboards."""
 
 INHIBITIONS: Final[list[dict[str, Any]]] = [
     {
@@ -25,10 +22,3 @@ INHIBITIONS: Final[list[dict[str, Any]]] = [
     },
 ]
 """``alertmanager.config.inhibit_rules`` of the chart's values."""
-
-
-def selector(release: str) -> dict[str, str]:
-    """Labels of the monitors and rules that are taken: those of the stack's own release, as its
-    ``*SelectorNilUsesHelmValues`` are true unless set.
-    """
-    return {"release": release}

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from lab.render.chrome import BROWSER
-
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-FLAGS = (*BROWSER[1:], "--enable-logging=stderr")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,19 +18,11 @@ class Visit:
     console: tuple[str, ...]
 
 
-def program() -> str:
-    """Chromium. Raises ``RuntimeError`` where none is installed."""
-    found = next((path for name in NAMES if (path := shutil.which(name))), None)
-    if found is None:
-        raise RuntimeError(f"none of {', '.join(NAMES)} is installed; Debian: apt install chromium")
-    return found
-
-
 def visit(url: str, profile: Path, *flags: str, seconds: float = 1.0) -> Visit:
     """Open ``url`` and let ``seconds`` of the page's own time pass."""
     command = [
-        program(),
-        *FLAGS,
+        *BROWSER,
+        "--enable-logging=stderr",
         f"--user-data-dir={profile}",
         f"--virtual-time-budget={1000 * seconds:.0f}",
         *flags,

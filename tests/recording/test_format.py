@@ -92,14 +92,6 @@ def engine(**more: object) -> dict[str, object]:
         (box(last_termination={"finished_at": "?"}), "containers[0].last_termination.finished_at: expected seconds"),
         (gpu(power_watts=10**400), "gpus[0].power_watts: expected a number from 0 to"),
         (box(restarts=10**400), "containers[0].restarts: expected a whole number from 0, found 1e400"),
-        (
-            {"t": 1, "steps": [{"namespace": "n", "pod": "p", "engine": "0", "started": 1, "written": 2, "steps": -1}]},
-            "steps[0].steps: expected a whole number from 0, found -1",
-        ),
-        (
-            {"t": 1, "allocator": [{"namespace": "n", "pod": "p", "rank": 0, "reserved_bytes": -7}]},
-            "allocator[0].reserved_bytes: expected a whole number from 0, found -7",
-        ),
     ],
 )
 def test_a_malformed_tick_says_where_and_what_was_expected(body: object, says: str) -> None:
@@ -128,11 +120,9 @@ def test_the_header_is_read_back() -> None:
     ("line", "says"),
     [
         (b"", "f.jsonl: empty"),
-        (b"\n", "f.jsonl: empty"),
         (b"# HELP x\n", "f.jsonl:1: not a recording"),
         (b'{"t": 1}', "f.jsonl:1: not a recording"),
         (b'{"format": "kvpressure-recording"}', "f.jsonl:1: version None is not supported; this release reads"),
-        (b'{"format": "kvpressure-recording", "version": 2}', "version 2 is not supported"),
         (b'{"format": "kvpressure-recording", "version": true}', "version True is not supported"),
         (b'{"format": "kvpressure-recording", "version": 1, "interval_seconds": "5"}', "header.interval_seconds:"),
     ],

@@ -299,18 +299,20 @@ def test_a_lost_gpu_is_a_fault_and_application_xids_are_not():
 
 
 def test_a_lost_gpu_stays_the_engine_s_although_no_process_is_listed_on_it():
-    """Outside Kubernetes only the processes say whose GPU it is; a server on other GPUs is another one."""
+    """Outside Kubernetes only the processes say whose GPU it is; on others, or begun since, it is another server."""
     engines = {}
-    for on in (("GPU-1",), (), ("GPU-2",)):
+    for on, begun in ((("GPU-1",), 0.0), ((), 0.0), (("GPU-2",), 0.0), ((), 1.0)):
         pipeline = Pipeline()
         for i, (error, uuids) in enumerate(((None, ("GPU-0", "GPU-1")), ("lost", ("GPU-0", *on)[-2:]))):
             owners = tuple(GpuOwner(uuid, "inference", "chat-0", "") for uuid in uuids)
             gpus = (GpuReading("GPU-0", 0, "nvidia"), GpuReading("GPU-1", 1, "nvidia", error=error))
-            engines[on] = pipeline.observe(
-                Snapshot(1000.0 + i, gpus=gpus, owners=owners, pages=(busy(1000.0 + i),))
+            served = dataclasses.replace(busy(1000.0 + i), page={r.PROCESS_START: 500.0 + i * begun})
+            engines[on, begun] = pipeline.observe(
+                Snapshot(1000.0 + i, gpus=gpus, owners=owners, pages=(served,))
             ).engines[0]
-    assert [engine.gpus for engine in engines.values()] == [("GPU-0", "GPU-1")] * 2 + [("GPU-0", "GPU-2")]
-    assert [engine.diagnosis.conditions["gpu_fault"] for engine in engines.values()] == [True, True, False]
+    lost, alone = ("GPU-0", "GPU-1"), ("GPU-0",)
+    assert [engine.gpus for engine in engines.values()] == [lost, lost, ("GPU-0", "GPU-2"), alone]
+    assert [engine.diagnosis.conditions["gpu_fault"] for engine in engines.values()] == [True, True, False, False]
 
 
 def test_an_application_xid_is_a_fault_where_the_engine_went_down_with_it():

@@ -201,7 +201,10 @@ class EngineTrack(SubjectTrack):
         """Take this engine's part of a successful scrape."""
         self.group, self.was_read = page.group, True
         self.pool = page.pool or self.pool
+        process = self.tracker.process_start
         if self.tracker.observe(page, reading):
+            if process is not None and process != self.tracker.process_start:
+                self.last_gpus = ()  # a process that begins and answers is on GPUs that do
             last = self.tracker.window.last
             self.counters = {**last.counters, **last.page} if last else {}
 

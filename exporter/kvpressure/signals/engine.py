@@ -42,7 +42,6 @@ class EngineTracker:
         "_hits",
         "_longest",
         "_others",
-        "_process_start",
         "_progress",
         "_running",
         "_thresholds",
@@ -52,6 +51,7 @@ class EngineTracker:
         "ever_positive",
         "failing",
         "page",
+        "process_start",
         "reading",
         "rival_label",
         "steps",
@@ -69,7 +69,7 @@ class EngineTracker:
         self.ever_positive = False
         self.engines_on_page = 1
         self._baseline = Baseline(thresholds)
-        self._process_start: float | None = None
+        self.process_start: float | None = None
         self._others = False
         self._begin()
 
@@ -102,12 +102,12 @@ class EngineTracker:
         self.failing, self.error, self.rival_label = 0, None, ""
         self.engines_on_page = page.engines_of_server(reading)
         start = page.page.get(r.PROCESS_START)
-        if start is not None and self._process_start is not None and start != self._process_start:
+        if start is not None and self.process_start is not None and start != self.process_start:
             self._device.forget()
             self._trend = Trend(self._thresholds)  # the minute before a restart produced nothing
             self._progress.begin_process()
             self.ever_positive = False
-        self._process_start = start if start is not None else self._process_start
+        self.process_start = start if start is not None else self.process_start
         sample = self.window.last
         if sample is None:
             return True

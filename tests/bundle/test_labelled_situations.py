@@ -196,7 +196,7 @@ def test_what_wakes_somebody_says_what_hurts_where_why_and_what_to_do(tmp_path: 
     for cause, tail in CAUSES:
         text = rendered(tmp_path, series_of(of_engine("inf/chat-0", **cause)), alert)
         assert f'summary="{FELT[alert].format("inf/chat-0")}"' in text
-        assert f"Engine 0: about 700 requests wait, about 300 run. {tail} -n inf --pod chat-0" in text
+        assert f"Engine 0, about 700 requests waiting, about 300 running. {tail} -n inf --pod chat-0" in text
         assert 'pool="chat"' in text
     for verdict in ("healthy", ""):
         text = rendered(tmp_path, series_of(of_engine("inf/chat-0", verdict=verdict)), alert)

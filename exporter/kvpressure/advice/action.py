@@ -21,7 +21,7 @@ from kvpressure.model.log_events import ALLOCATION_EVENTS, EVENTS
 from kvpressure.model.readings import EngineKey
 from kvpressure.model.reasons import TIMEOUT
 from kvpressure.model.state import ACTIONABLE, CALM, Cause, Diagnosis, EngineState
-from kvpressure.printable import MARKUP, PIPE, UNKNOWN, Asked, capital, command, named, say
+from kvpressure.printable import MARKUP, PIPE, UNKNOWN, Asked, capital, command, named, say, visible
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.kv import MEASURED as NOW
 from kvpressure.signals.window import TWICE
@@ -508,21 +508,30 @@ HARMS: Final = {
 """Findings that are published once more while they hold: rules then read the few series of engines that are in trouble,
 and find in them what to say.
 """
-_ABSENT: Final = "\0"  # which no name has
+_ABSENT: Final = "\0"  # which nothing visible has
+_NAME_LIMIT: Final = 128
+_SAID_LIMIT: Final = 1000  # bytes; managed Prometheus services take labels of 1 023
 
 
 def _about(value: float | None, unit: str = "", digits: int = 1) -> str:
-    """A number as a label may have it: with few digits, so that it rarely changes."""
+    """A number as a label may have it: with few digits, so that it rarely changes, and "about" does not come and go."""
     if value is None:
         return _ABSENT
-    rounded = float(f"{value:.{digits}g}")
-    return f"{'' if rounded == value else 'about '}{say(rounded, unit)}"
+    exact = value == int(value) and value < 10**digits
+    return f"{'' if exact else 'about '}{say(float(f'{value:.{digits}g}'), unit)}"
+
+
+def _name(text: str) -> str:
+    """A name from outside as part of a sentence: it leaves room for the others, and does not end this one."""
+    return visible(text[:_NAME_LIMIT]).replace(". ", "._")
 
 
 _SAID: Final[Mapping[str, Callable[[EngineState], str]]] = MappingProxyType(
     {
-        "who": lambda e: f"{e.key.model_name} ({'/'.join(filter(None, (e.key.namespace, e.key.pod)))})",
-        "rank": lambda e: e.key.engine,
+        "who": lambda e: (
+            f"{_name(e.key.model_name)} ({'/'.join(map(_name, filter(None, (e.key.namespace, e.key.pod))))})"
+        ),
+        "rank": lambda e: _name(e.key.engine),
         "phase": lambda e: capital(PHASES[e.diagnosis.slow.phase]) if e.diagnosis.slow else "Latency",
         "usual": lambda e: (
             "usual value not known yet"
@@ -566,7 +575,7 @@ def _cause(found: Diagnosis, cause: str) -> str:
 
 def told(engine: EngineState, harm: Harm, cause: Cause) -> str:
     """What an alert about this harm says: what users feel, where, requests, why, what to do first, what to type. The
-    first sentence is the summary.
+    first sentence is the summary. What is too long for a label ends before the last one.
     """
     values = Asked(lambda name: _SAID[name](engine))
 
@@ -579,9 +588,10 @@ def told(engine: EngineState, harm: Harm, cause: Cause) -> str:
     sentences = (
         known(harm.head),
         known(harm.more),
-        known("Engine {rank}: {waiting} requests wait, {running} run"),
+        known("Engine {rank}, {waiting} requests waiting, {running} running"),
         "Cause: " + _cause(engine.diagnosis, cause.cause),
         "First action: " + (harm.first or cause.action or harm.otherwise.format_map(values)),
-        "Run: " + command("kvpressure", "mitigate" if asks else "diagnose", *where),
     )
-    return re.sub(MARKUP, r"_\1", ". ".join(filter(None, sentences)))
+    text = re.sub(MARKUP, r"_\1", ". ".join(filter(None, sentences)))
+    run = re.sub(MARKUP, r"_\1", ". Run: " + command("kvpressure", "mitigate" if asks else "diagnose", *where))
+    return text.encode()[: _SAID_LIMIT - len(run.encode())].decode(errors="ignore") + run

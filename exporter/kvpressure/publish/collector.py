@@ -57,7 +57,6 @@ from kvpressure.publish.metrics import ENGINE as ENGINE_LABELS
 from kvpressure.publish.metrics import GPU as GPU_LABELS
 
 LABEL_LIMIT: Final = 256
-WORDS_LIMIT: Final = 1000  # of what an alert says; managed Prometheus services take 1 023
 _SUFFIX: Final = {"counter": "_total", "info": "_info", "gauge": "", "summary": ""}
 
 Labels = tuple[str, ...]
@@ -192,7 +191,7 @@ def add_engine(out: Families, engine: EngineState) -> None:
     if engine.up:
         for name, harm in HARMS.items():
             if published.get(name):
-                page = _printable(told(engine, harm, said)[:WORDS_LIMIT])
+                page = _printable(told(engine, harm, said))
                 out.add("harm", (*in_pool, harm.name, harm.level, page), harm.value(engine) if harm.value else 1)
         for group in engine.signals.groups():
             for output in outputs(type(group)):

@@ -65,10 +65,23 @@ def test_the_test_sees_them() -> None:
 
 
 @pytest.mark.parametrize("harm", HARMS)
-def test_what_the_exporter_says_has_no_sign_either(harm: str) -> None:
-    engine = replace(full_engine(), key=EngineKey(HOSTILE, HOSTILE, HOSTILE, HOSTILE))
-    text = told(engine, HARMS[harm], Cause(HOSTILE, HOSTILE)).replace(HARMLESS, "")
-    assert [sign for sign in SIGNS if sign in text] == []
+@pytest.mark.parametrize("model", [HOSTILE, "ends. early", "nothing\0", 1024 * "\u00fc"])
+def test_what_the_exporter_says_has_no_sign_either_and_is_whole(harm: str, model: str) -> None:
+    for pod in (HOSTILE, "chat-0"):
+        engine = replace(full_engine(), key=EngineKey(HOSTILE, pod, model, "0"))
+        text = told(engine, HARMS[harm], Cause(HOSTILE, "wait"))
+        assert [sign for sign in SIGNS if sign in text.replace(HARMLESS, "")] == []
+    assert len(text.encode()) < 1024
+    assert "/chat-0)" in text.split(". ")[0]
+    assert re.search(r"\. Cause: .*\. First action: .*\. Run: kvpressure .* --pod chat-0$", text)
+
+
+def test_the_exporter_says_the_same_of_nearly_the_same_numbers() -> None:
+    load = full_engine().signals.load
+    loads = [replace(load, waiting=None, running=running) for running in (48.0, 50.0, 52.0)]
+    engines = [replace(full_engine(), signals=replace(full_engine().signals, load=one)) for one in loads]
+    (text,) = {told(engine, HARMS["kv_pressure"], Cause("full")) for engine in engines}
+    assert "Engine 0, about 50 running. Cause: " in text
 
 
 def escaped(text: str) -> str:

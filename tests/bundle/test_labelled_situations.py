@@ -230,12 +230,14 @@ def test_it_says_how_most_of_the_lost_requests_ended(tmp_path: Path) -> None:
 
 
 def test_an_alert_says_what_is_so_now_and_stays_the_same_alert(tmp_path: Path) -> None:
-    """Two exporters see the engine and say different things, and both change what they say."""
-    own = 'namespace="inf",pod="chat-0",model_name="m",engine="0",pool="chat",role="",harm="slow",level="critical"'
+    """Several exporters see the engine and say different things, and change what they say; one takes another pool."""
+    every = 'namespace="inf",pod="chat-0",model_name="m",engine="0",role="",harm="slow",level="critical"'
+    own, by_turns = f'{every},pool="chat"', " ".join(["9 stale"] * 15)
     series = {
-        f'kvpressure_harm{{{own},instance="a",said="Slow. Cause: one."}}': " ".join(["9 stale"] * 15),
-        f'kvpressure_harm{{{own},instance="a",said="Slow. Cause: two."}}': "_ " + " ".join(["9 stale"] * 15),
-        f'kvpressure_harm{{{own},instance="b",said="Slow. Cause: three."}}': " ".join(["8 stale"] * 15),
+        f'kvpressure_harm{{{own},instance="a",said="Slow. Cause: one."}}': by_turns,
+        f'kvpressure_harm{{{own},instance="a",said="Slow. Cause: two."}}': f"_ {by_turns}",
+        f'kvpressure_harm{{{own},instance="b",said="Slow. Cause: three."}}': by_turns.replace("9", "8"),
+        f'kvpressure_harm{{{every},pool="",instance="c",said="Slow."}}': f"_ {by_turns}".replace("9", "10"),
     }
     text = rendered(tmp_path, series, "InferenceSlow", "")
     assert text.count('alertname="InferenceSlow"') == 1

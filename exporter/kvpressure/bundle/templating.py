@@ -96,9 +96,9 @@ def harm(name: str, level: str) -> str:
     fleet costs these rules nothing; of several exporters that see an engine, any speaks.
     """
     series = f'kvpressure_harm{{harm="{name}",level="{level}"}}'
-    by = ", ".join(SUBJECTS["engine"])
+    by = ", ".join((*SUBJECTS["engine"], *POOL))
     spoken = f'label_join({series}, "__name__", "", "said")'
-    return f"topk by ({by}) (1,\n  max by (__name__, {by}, {', '.join(POOL)}) (\n    {spoken}\n  )\n)"
+    return f"topk by ({by}) (1,\n  max by (__name__, {by}) (\n    {spoken}\n  )\n)"
 
 
 def asked(query: str, *arguments: str) -> str:

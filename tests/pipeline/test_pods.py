@@ -141,6 +141,11 @@ def test_an_api_server_that_is_lost_takes_no_reading_and_makes_none() -> None:
     lost = after(pipeline, [snapshot(T + 90, page(T + 90), pods=None)])
     assert answering.answers is lost.answers is True
     assert Pipeline().observe(snapshot(T + 120, pods=None)).pods == ()
+    for ready, error in ((False, None), (True, "refused")):  # nor does what its probe said last count as what it says
+        read = replace(container(answered=T + 20), ready=ready)
+        before = [snapshot(T + 60, read, page(T + 60)), snapshot(T + 90, read, page(T + 90, error))]
+        after_it = [snapshot(t, page(t, error), pods=None) for t in (T + 120, T + 150)]
+        assert (after(pipeline, before).answers, after(pipeline, after_it).answers) == (ready and None, not ready)
 
 
 def test_a_pod_that_is_deleted_is_not_counted_as_down() -> None:

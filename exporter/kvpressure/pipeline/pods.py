@@ -34,7 +34,7 @@ Name = tuple[str, str]  # namespace, pod
 class _PodTrack:
     """A pod between ticks. ``answered``: in its present run; ``ever``: in any run, as far as known; ``awaited``: it was
     seen in this run before it answered. ``answers_since``: the first answer of this run, None = it was not seen.
-    ``served_t``: when it last had requests, or had finished some lately; ``busy``: it has some now.
+    ``read_t``: when its containers were last read; ``served_t``: when it last had requests, or had finished some lately; ``busy``: it has some now.
     """
 
     def __init__(self, uid: str | None, now: float) -> None:
@@ -44,7 +44,7 @@ class _PodTrack:
         self.containers: Sequence[ContainerReading] = ()
         self.answered = self.ever = self.awaited = False
         self.answers_since: float | None = None
-        self.served_t = float("-inf")
+        self.read_t = self.served_t = float("-inf")
         self.busy = False
 
     @property
@@ -67,9 +67,12 @@ class _PodTrack:
         """Whether it is no longer meant to serve."""
         return any(run.ended for run in self.runs)
 
-    @property
-    def ready(self) -> bool | None:
-        """Whether all its readiness probes succeed; None = one has not yet in its present run, or unknown."""
+    def ready(self, since: float) -> bool | None:
+        """Whether all its readiness probes succeed; None = one has not yet in its present run, unknown, or nobody read
+        it ``since`` then.
+        """
+        if self.read_t < since:
+            return None
         said = [one.ready if one.run is not None and one.run.answered is not None else None for one in self.containers]
         return all(said) if said and None not in said else None
 
@@ -78,9 +81,9 @@ class _PodTrack:
         """Whether nothing but an image or a text has ever said that it serves."""
         return not self.ever and any(run.assumed for run in self.runs)
 
-    def take(self, containers: Sequence[ContainerReading]) -> None:
+    def take(self, now: float, containers: Sequence[ContainerReading]) -> None:
         """Take the state of its containers; where one was restarted, it begins anew."""
-        before, self.containers = self.restarts, containers
+        before, self.containers, self.read_t = self.restarts, containers, now
         if before < self.restarts:
             self.answered, self.awaited, self.answers_since = False, False, None
         self.pool = next((one.pool for one in containers if one.pool), self.pool)
@@ -120,7 +123,7 @@ class Pods:
                 over.add(name)
                 self._leave(now, name, missed=ended == FAILED)
             else:
-                self._pod(snapshot, name).take(readings)
+                self._pod(snapshot, name).take(now, readings)
         for name in served.keys() - over:
             self._pod(snapshot, name)
         self._drop(snapshot)
@@ -156,7 +159,8 @@ class Pods:
 
     def _state(self, now: float, name: Name, pod: _PodTrack, engines: Sequence[EngineState]) -> PodState:
         pod.pool = next((engine.pool for engine in engines if engine.pool.name), pod.pool)
-        answers, since = _answers(pod, engines), pod.starting_since()
+        ready = pod.ready(now - self._thresholds["stale_page_seconds"])
+        answers, since = _answers(pod, ready, engines), pod.starting_since()
         if answers:
             self._gone.pop(name, None)
             if pod.answer(now) and since is not None:
@@ -249,12 +253,12 @@ def _containers_by_pod(snapshot: Snapshot) -> dict[Name, list[ContainerReading]]
     return found
 
 
-def _answers(pod: _PodTrack, engines: Sequence[EngineState]) -> bool | None:
+def _answers(pod: _PodTrack, ready: bool | None, engines: Sequence[EngineState]) -> bool | None:
     """Whether every engine of the pod answers, and not us alone; ``None`` = not known, or it is not meant to."""
     if any(not engine.up and engine.error in REFUSALS for engine in engines):
-        answers = None if pod.ready else False  # else only we do not reach it
+        answers = None if ready else False  # else only we do not reach it
     elif any(engine.up for engine in engines):
-        answers = pod.ready is not False or any(map(_serves, engines))
+        answers = ready is not False or any(map(_serves, engines))
     else:
         answers = None
     if answers or not pod.runs:

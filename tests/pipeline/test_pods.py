@@ -28,8 +28,9 @@ def container(
     return ContainerReading("inf", pod, "vllm", restarts, last_termination=last, pool=POOL, run=kept)
 
 
-def page(t: float, error: str | None = None, pod: str = "chat-0", running: float = 0.0) -> Scrape:
-    reading = EngineReading("m", "0", {r.RUNNING: running, r.WAITING: 0.0}, {}, {}, {})
+def page(t: float, error: str | None = None, pod: str = "chat-0", running: float | None = 0.0) -> Scrape:
+    gauges = {} if running is None else {r.RUNNING: running, r.WAITING: 0.0}
+    reading = EngineReading("m", "0", gauges, {}, {}, {})
     told = {"engines": () if error else (reading,), "error": error, "args": ("--served-model-name", "m")}
     return Scrape(f"http://{pod}:8000/metrics", t, "inf", pod, "vllm", **told, pool=POOL)
 
@@ -124,10 +125,13 @@ def test_a_refusal_is_one(error: str) -> None:
 
 @pytest.mark.parametrize(
     ("ready", "answered", "running", "answers"),
-    [(False, T + 20, 0.0, False), (False, T + 20, 2.0, True), (False, None, 0.0, True), (None, T + 20, 0.0, True)],
+    [
+        *((False, T + 20, running, running != 0.0) for running in (0.0, 2.0, None)),
+        *((False, None, 0.0, True), (None, T + 20, 0.0, True)),
+    ],
 )
 def test_a_pod_that_is_no_longer_ready_and_gets_no_request_answers_us_alone(
-    ready: bool | None, answered: float | None, running: float, answers: bool
+    ready: bool | None, answered: float | None, running: float | None, answers: bool
 ) -> None:
     """A cluster sends no request to it. Whose probe never succeeded in this run is no longer ready."""
     unready = replace(container(answered=answered), ready=ready)

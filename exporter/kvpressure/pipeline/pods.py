@@ -34,7 +34,8 @@ Name = tuple[str, str]  # namespace, pod
 class _PodTrack:
     """A pod between ticks. ``answered``: in its present run; ``ever``: in any run, as far as known; ``awaited``: it was
     seen in this run before it answered. ``answers_since``: the first answer of this run, None = it was not seen.
-    ``read_t``: when its containers were last read; ``served_t``: when it last had requests, or had finished some lately; ``busy``: it has some now.
+    ``read_t``: when its containers were last read; ``served_t``: when it last had requests, or had finished some
+    lately; ``busy``: it has some now.
     """
 
     def __init__(self, uid: str | None, now: float) -> None:
@@ -258,7 +259,7 @@ def _answers(pod: _PodTrack, ready: bool | None, engines: Sequence[EngineState])
     if any(not engine.up and engine.error in REFUSALS for engine in engines):
         answers = None if ready else False  # else only we do not reach it
     elif any(engine.up for engine in engines):
-        answers = ready is not False or any(map(_serves, engines))
+        answers = ready is not False or any(_serves(engine) is not False for engine in engines if engine.up)
     else:
         answers = None
     if answers or not pod.runs:
@@ -266,8 +267,12 @@ def _answers(pod: _PodTrack, ready: bool | None, engines: Sequence[EngineState])
     return None if pod.ended or pod.is_assumed else False if pod.stopped else answers
 
 
-def _serves(engine: EngineState) -> bool:
-    return engine.up and any((engine.signals.load.in_flight, engine.signals.requests.requests_finished_per_second))
+def _serves(engine: EngineState) -> bool | None:
+    """Whether it has requests, or had some lately; ``None`` = unknown, or it does not answer."""
+    in_flight = engine.signals.load.in_flight
+    if in_flight or engine.signals.requests.requests_finished_per_second:
+        return True
+    return None if in_flight is None else False
 
 
 def _why_gone(pod: _PodTrack, now: float) -> str:

@@ -185,7 +185,9 @@ def test_style_and_script_are_the_ones_that_the_policy_allows() -> None:
     import hashlib
 
     text, policy = html(full_state()), page_headers()["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
     assert "unsafe" not in policy
+    assert " src=" not in text
     for tag in ("style", "script"):
         body = re.search(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
         assert body is not None

@@ -100,13 +100,6 @@ def test_layers_that_share_the_cache_of_others_take_none() -> None:
     assert per_token(**{**LLAMA, "num_kv_shared_layers": 16}) == per_token(**LLAMA) / 2
 
 
-def test_a_directory_or_its_config(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    assert load(tmp_path).layers == load(tmp_path / "config.json").layers
-    assert load(tmp_path).name == tmp_path.name
-    assert load(tmp_path).max_model_len == 8192
-
-
 # --- bad input ----------------------------------------------------------------------------------------------------
 
 REFUSED = [

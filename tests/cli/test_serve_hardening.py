@@ -123,32 +123,16 @@ class TestSurroundings:
             "PYTHONPATH": str(Path(kvpressure.__file__).parents[1]),  # the package under test, installed or not
         }
         child = subprocess.Popen(command, stderr=subprocess.PIPE, env=environ, preexec_fn=no_files, cwd="/")
-        try:
-            until(lambda: answers(port, "/-/ready"), 20)
-            for path in ("/", "/metrics", "/api/v1/diagnosis"):
-                assert ask(port, path).status == 200
-            child.terminate()
-            assert child.wait(10) == 0
+        with child.stderr:
+            assert_serves(child, port)
             assert b"Traceback" not in child.stderr.read()
-        finally:
-            child.kill()
-            child.wait(10)
-            child.stderr.close()
 
     @pytest.mark.parametrize("redirect", ["2>&-", "2>/dev/full", "1>&- 2>&-"])
     def test_it_serves_without_a_log(self, redirect: str) -> None:
         port = free_port()
         arguments = f"{' '.join(QUIET)} --web.listen-address 127.0.0.1:{port}"
         command = f"exec {sys.executable} -m kvpressure serve {arguments} {redirect}"
-        child = subprocess.Popen(["sh", "-c", command])
-        try:
-            until(lambda: answers(port, "/-/ready"), 20)
-            assert ask(port, "/").status == 200
-            child.terminate()
-            assert child.wait(10) == 0
-        finally:
-            child.kill()
-            child.wait(10)
+        assert_serves(subprocess.Popen(["sh", "-c", command]), port)
 
     @pytest.mark.attack("a pipe or /dev/zero in place of the web configuration", "the last good one stays")
     @pytest.mark.fault(
@@ -203,6 +187,19 @@ class TestScrapes:
         assert descriptors(process) <= files
         for client in clients:
             client.close()
+
+
+def assert_serves(child: subprocess.Popen[bytes], port: int) -> None:
+    """It becomes ready, answers and ends; killed in any case."""
+    try:
+        until(lambda: answers(port, "/-/ready"), 20)
+        for path in ("/", "/metrics", "/api/v1/diagnosis"):
+            assert ask(port, path).status == 200
+        child.terminate()
+        assert child.wait(10) == 0
+    finally:
+        child.kill()
+        child.wait(10)
 
 
 def descriptors(process: Process) -> int:

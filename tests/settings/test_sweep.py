@@ -7,47 +7,28 @@ from pathlib import Path
 import pytest
 
 from kvpressure import cli
-from kvpressure.settings import settings
-from kvpressure.settings.kinds import (
-    ANY_PATH,
-    API_URL,
-    BOOL,
-    COUNT,
-    DIRECTORY,
-    FILE,
-    HOST_NAME,
-    LISTEN_ADDRESS,
-    NAMESPACE,
-    PAGES_URL,
-    SECONDS,
-    SIZE,
-    TARGET,
-    TEXT,
-    THRESHOLDS_FILE,
-    WHOLE,
-    Kind,
-)
+from kvpressure.settings import kinds, settings
 from tests.helpers.command import Capsys
 
 pytestmark = pytest.mark.slow
 
-WRONG: dict[Kind, tuple[str, ...]] = {
-    ANY_PATH: ("relative", "/new\nline"),
-    API_URL: ("10.0.0.1:6443", "https://user@host"),
-    BOOL: ("maybe", "1"),
-    COUNT: ("0", "-1", "1.5", "9" * 30),
-    DIRECTORY: ("/no/such", "\0"),
-    FILE: ("/no/such", "\0"),
-    LISTEN_ADDRESS: ("9846", ":99999", "host:http", "::1:80"),
-    NAMESPACE: ("Upper", "a/b", "-"),
-    PAGES_URL: ("ftp://x", "a b"),
-    SECONDS: ("0", "-1", "nan", "1d", "1e9"),
-    SIZE: ("1", "64MB", "-1"),
-    TARGET: ("ftp://x", "http://", "http://x;unknown=1"),
-    TEXT: (" ", "a\x07b", "x" * 300),
-    THRESHOLDS_FILE: ("/no/such",),
-    HOST_NAME: ("a b", "http://x"),
-    WHOLE: ("-1", "many", "1e3"),
+WRONG: dict[kinds.Kind, tuple[str, ...]] = {
+    kinds.ANY_PATH: ("relative", "/new\nline"),
+    kinds.API_URL: ("10.0.0.1:6443", "https://user@host"),
+    kinds.BOOL: ("maybe", "1"),
+    kinds.COUNT: ("0", "-1", "1.5", "9" * 30),
+    kinds.DIRECTORY: ("/no/such", "\0"),
+    kinds.FILE: ("/no/such", "\0"),
+    kinds.LISTEN_ADDRESS: ("9846", ":99999", "host:http", "::1:80"),
+    kinds.NAMESPACE: ("Upper", "a/b", "-"),
+    kinds.PAGES_URL: ("ftp://x", "a b"),
+    kinds.SECONDS: ("0", "-1", "nan", "1d", "1e9"),
+    kinds.SIZE: ("1", "64MB", "-1"),
+    kinds.TARGET: ("ftp://x", "http://", "http://x;unknown=1"),
+    kinds.TEXT: (" ", "a\x07b", "x" * 300),
+    kinds.THRESHOLDS_FILE: ("/no/such",),
+    kinds.HOST_NAME: ("a b", "http://x"),
+    kinds.WHOLE: ("-1", "many", "1e3"),
 }
 OPTIONS = settings.options()
 
@@ -59,7 +40,7 @@ def wrong_values(name: str) -> tuple[str, ...]:
 
 def remedy(name: str, value: str) -> str:
     """How the refusal goes on: a file that cannot be opened needs another, all else what is allowed."""
-    return "; give a readable YAML file" if OPTIONS[name].kind is THRESHOLDS_FILE and value else "; allowed: "
+    return "; give a readable YAML file" if OPTIONS[name].kind is kinds.THRESHOLDS_FILE and value else "; allowed: "
 
 
 def refusal(capsys: Capsys, *arguments: str) -> str:
@@ -85,7 +66,7 @@ def test_a_wrong_flag(capsys: Capsys, name: str) -> None:
     for value in wrong_values(name):
         text = refusal(capsys, f"--{name}={value}")
         assert f"--{name}" in text
-        if OPTIONS[name].kind is not BOOL:  # a flag without a value: argparse says so
+        if OPTIONS[name].kind is not kinds.BOOL:  # a flag without a value: argparse says so
             assert remedy(name, value) in text
 
 

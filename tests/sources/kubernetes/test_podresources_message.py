@@ -8,9 +8,7 @@ import pytest
 
 from kvpressure.sources.base import SourceError
 from kvpressure.sources.kubernetes import podresources_message
-from kvpressure.sources.kubernetes.podresources_message import (
-    read_containers,
-)
+from kvpressure.sources.kubernetes.podresources_message import read_containers
 
 pytestmark = pytest.mark.slow
 

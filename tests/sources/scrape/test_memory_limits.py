@@ -16,13 +16,7 @@ from kvpressure.engines.vllm.page import CONFIG_LABELS
 from kvpressure.model.readings import EngineReading
 from kvpressure.sources.base import SourceError
 from kvpressure.sources.scrape.fetch import GROWING, MAX_BODY_BYTES, Fetcher
-from kvpressure.sources.scrape.layout import (
-    LARGE_PAGES_BYTES,
-    REMEMBERED_BYTES,
-    FairShare,
-    MemoryPool,
-    ScrapeLimits,
-)
+from kvpressure.sources.scrape.layout import LARGE_PAGES_BYTES, REMEMBERED_BYTES, FairShare, MemoryPool, ScrapeLimits
 from kvpressure.sources.scrape.new_engines import NewEngines
 from kvpressure.sources.scrape.scanner import Scanner
 from kvpressure.sources.scrape.targets import parse_target

@@ -120,20 +120,10 @@ def test_a_reference_that_kubernetes_could_not_resolve_brings_no_option_where_a_
     assert found.is_explicit("max_num_seqs") is False
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [
-        [],
-        ["/entrypoint.sh"],
-        ["/start.sh", "--max-num-seqs", "4"],
-        ["ray", "start", "--head"],
-        ["vllm", "serve", "m", "--config", "/etc/vllm.yaml"],
-        ["vllm", "serve", "org/m", "$(EXTRA)"],
-    ],
-)
-def test_an_unseen_command_line_leaves_open_what_was_set(argv: list[str]) -> None:
-    found = read(argv).args
-    assert found.is_explicit("max_num_batched_tokens") is None
+def test_an_unseen_command_line_leaves_open_what_was_set() -> None:
+    lines = ("", "/entrypoint.sh", "/start.sh --max-num-seqs 4", "ray start --head")
+    for line in (*lines, "vllm serve m --config /etc/vllm.yaml", "vllm serve org/m $(EXTRA)"):
+        assert read(line.split()).args.is_explicit("max_num_batched_tokens") is None, line
 
 
 def test_short_names_lists_and_json() -> None:
@@ -151,21 +141,11 @@ def test_short_names_lists_and_json() -> None:
     assert (found.watermark, found.port, found.pipeline_parallel_size) == (0.1, 8001, None)
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "attribute"),
-    [
-        ("--max-num-seqs", "many", "max_num_seqs"),
-        ("--max-num-seqs", "0", "max_num_seqs"),
-        ("--gpu-memory-utilization", "1.5", "gpu_memory_utilization"),
-        ("--max-model-len", "auto", "max_model_len"),
-        ("--port", "70000", "port"),
-        ("--watermark", "inf", "watermark"),
-    ],
-)
-def test_bad_values_are_not_known_yet_explicit(option: str, value: str, attribute: str) -> None:
-    found = read(["vllm", "serve", "m", option, value]).args
-    assert getattr(found, attribute) is None
-    assert found.is_explicit(attribute) is True
+def test_bad_values_are_not_known_yet_explicit() -> None:
+    bad = {"max_num_seqs": "many", "gpu_memory_utilization": "1.5", "max_model_len": "auto", "port": "70000"}
+    for attribute, value in (*bad.items(), ("max_num_seqs", "0"), ("watermark", "inf")):
+        found = read(["vllm", "serve", "m", f"--{attribute}", value]).args
+        assert (getattr(found, attribute), found.is_explicit(attribute)) == (None, True), attribute
 
 
 @pytest.mark.parametrize(
@@ -279,23 +259,21 @@ def test_what_a_shell_would_start(script: str, expected: dict[str, str | None] |
     assert read(["bash", "-c", script]).args.values == expected
 
 
-@pytest.mark.parametrize(
-    ("script", "certain", "others"),
-    [
-        ("vllm serve m", True, 0),
-        ("pip install x && vllm serve m", True, 0),
-        ("[ -n $X ] && vllm serve m", False, 0),
-        ("test -e x || vllm serve m", False, 0),
-        ("launch 'vllm serve m'", False, 0),
-        ("ray symmetric-run --address x:1 -- vllm serve m", False, 0),
-        ("vllm serve m & vllm serve n --port 2 & wait", True, 1),
-        ("exec vllm serve m; vllm serve n", True, 0),
-        ("(exec vllm serve m) & (exec vllm serve n)", True, 1),
-    ],
-)
-def test_what_is_certain_of_a_script(script: str, certain: bool, others: int) -> None:
-    found = read(["bash", "-c", script])
-    assert (found.starts_server, found.certain, len(found.others)) == (True, certain, others)
+def test_what_is_certain_of_a_script() -> None:
+    scripts = {  # whether it certainly starts a server, and how many others
+        "vllm serve m": (True, 0),
+        "pip install x && vllm serve m": (True, 0),
+        "[ -n $X ] && vllm serve m": (False, 0),
+        "test -e x || vllm serve m": (False, 0),
+        "launch 'vllm serve m'": (False, 0),
+        "ray symmetric-run --address x:1 -- vllm serve m": (False, 0),
+        "vllm serve m & vllm serve n --port 2 & wait": (True, 1),
+        "exec vllm serve m; vllm serve n": (True, 0),
+        "(exec vllm serve m) & (exec vllm serve n)": (True, 1),
+    }
+    for script, expected in scripts.items():
+        found = read(["bash", "-c", script])
+        assert (found.starts_server, found.certain, len(found.others)) == (True, *expected), script
 
 
 @pytest.mark.parametrize(
@@ -318,18 +296,10 @@ def test_a_server_named_in_what_is_not_understood_is_one(argv: list[str]) -> Non
     assert read(argv).args.is_explicit("max_num_seqs") is None
 
 
-@pytest.mark.parametrize(
-    "script",
-    [
-        "until pgrep -f 'vllm serve'; do sleep 1; done",
-        "echo 'vllm serve m'",
-        "sleep 1 # vllm serve m",
-        "my-vllm-serve x",
-        "xvllm serve m",
-    ],
-)
-def test_a_server_that_is_only_spoken_of_is_not_certain(script: str) -> None:
-    assert not read(["sh", "-c", script]).certain
+def test_a_server_that_is_only_spoken_of_is_not_certain() -> None:
+    spoken = ("until pgrep -f 'vllm serve'; do sleep 1; done", "echo 'vllm serve m'", "sleep 1 # vllm serve m")
+    for script in (*spoken, "my-vllm-serve x", "xvllm serve m"):
+        assert not read(["sh", "-c", script]).certain, script
 
 
 @settings(max_examples=25)
@@ -415,12 +385,9 @@ def test_v1_as_an_option_of_old_versions_and_v0_as_one_of_newer() -> None:
     assert default_limits("0.9.2", *H100, flavour="v0") == share | {"max_num_seqs": 256}
 
 
-@pytest.mark.parametrize(
-    ("version", "value"),
-    [("0.19.1", 0.9), ("0.20.0", 0.92), ("v0.33.0+cpu", 0.92), ("0.4.3", None), ("main", None), (None, None)],
-)
-def test_default_utilization(version: str | None, value: float | None) -> None:
-    assert default_limits(version, *H100).get("gpu_memory_utilization") == value
+def test_default_utilization() -> None:
+    shares = {"0.19.1": 0.9, "0.20.0": 0.92, "v0.33.0+cpu": 0.92, "0.4.3": None, "main": None, None: None}
+    assert {version: default_limits(version, *H100).get("gpu_memory_utilization") for version in shares} == shares
 
 
 @pytest.mark.parametrize(

@@ -30,37 +30,26 @@ def of_dra(driver: str, name: str, gpus: Sequence[GpuReading]) -> OwnedDevice | 
     return device
 
 
-@pytest.mark.parametrize(
-    ("device_id", "device"),
-    [
-        ("GPU-1", OwnedDevice("GPU-1")),
-        ("MIG-4", OwnedDevice("MIG-4")),
-        ("GPU-8a3b1c2d-0000-1111-2222-333344445555::0", None),
-        ("GPU-0-3", None),  # some plugins number parts of a GPU so, and give the container another one
-        ("MIG-8a3b1c2d-0000-1111-2222-333344445555", None),
-        ("amd-0", OwnedDevice("amd-0")),
-        ("GPU-0::3", OwnedDevice("GPU-0", True)),
-        ("MIG-3::0", OwnedDevice("MIG-3", True)),
-        ("nvidia0", OwnedDevice("GPU-0")),
-        ("nvidia1", OwnedDevice("GPU-1")),
-        ("nvidia0/gi3", OwnedDevice("MIG-3")),
-        ("nvidia0/gi4/vgpu2", OwnedDevice("MIG-4", True)),
-        ("nvidia1/vgpu0", OwnedDevice("GPU-1", True)),
-        ("nvidia7", None),
-        ("nvidia0/gi9", None),
-        ("nvidia1/gi3", None),
-        ("0000:c3:00.0", OwnedDevice("amd-0")),
-        ("0000:C3:00.0", OwnedDevice("amd-0")),
-        ("0000:c4:00.0", OwnedDevice("amd-1/xcp0")),
-        ("amdgpu_xcp_0", OwnedDevice("amd-1/xcp0".replace("xcp0", "xcp1"))),
-        ("amdgpu_xcp_9", None),
-        ("0000:ff:00.0", None),
-        ("", None),
-        ("::1", None),
-    ],
-)
-def test_ids_of_device_plugins(device_id: str, device: OwnedDevice | None) -> None:
-    assert from_plugin(device_id, ALL) == device
+def test_ids_of_device_plugins() -> None:
+    devices = {
+        **{uuid: OwnedDevice(uuid) for uuid in ("GPU-1", "MIG-4", "amd-0")},
+        "GPU-0::3": OwnedDevice("GPU-0", True),
+        "MIG-3::0": OwnedDevice("MIG-3", True),
+        "nvidia0": OwnedDevice("GPU-0"),
+        "nvidia1": OwnedDevice("GPU-1"),
+        "nvidia0/gi3": OwnedDevice("MIG-3"),
+        "nvidia0/gi4/vgpu2": OwnedDevice("MIG-4", True),
+        "nvidia1/vgpu0": OwnedDevice("GPU-1", True),
+        "0000:c3:00.0": OwnedDevice("amd-0"),
+        "0000:C3:00.0": OwnedDevice("amd-0"),
+        "0000:c4:00.0": OwnedDevice("amd-1/xcp0"),
+        "amdgpu_xcp_0": OwnedDevice("amd-1/xcp1"),
+    }
+    assert {device_id: from_plugin(device_id, ALL) for device_id in devices} == devices
+    unknown = ("nvidia7", "nvidia0/gi9", "nvidia1/gi3", "amdgpu_xcp_9", "0000:ff:00.0", "", "::1")
+    numbered = ("GPU-0-3",)  # some plugins number parts of a GPU so, and give the container another one
+    others = ("GPU-8a3b1c2d-0000-1111-2222-333344445555::0", "MIG-8a3b1c2d-0000-1111-2222-333344445555")
+    assert {from_plugin(device_id, ALL) for device_id in (*unknown, *numbered, *others)} == {None}
 
 
 @pytest.mark.parametrize("find", [from_plugin, lambda name, gpus: of_dra("gpu.nvidia.com", name, gpus)])
@@ -75,29 +64,19 @@ def test_a_uuid_is_believed_where_nothing_of_its_kind_was_read(
     assert find("GPU-7", (replace(GPU0, uuid="GPU-7", error="lost"),)) == OwnedDevice("GPU-7")
 
 
-@pytest.mark.parametrize(
-    ("driver", "name", "device"),
-    [
-        ("gpu.nvidia.com", "gpu-1", OwnedDevice("GPU-1")),
-        ("gpu.nvidia.com", "gpu-0", OwnedDevice("GPU-0")),
-        ("gpu.nvidia.com", "gpu-0-mig-1g.10gb-19-0", OwnedDevice("GPU-0", True)),
-        ("gpu.nvidia.com", "gpu-9", None),
-        ("gpu.nvidia.com", "gpu-9-mig-1g.10gb-19-0", None),
-        ("gpu.nvidia.com", "GPU-1", OwnedDevice("GPU-1")),
-        ("gpu.nvidia.com", "MIG-3", OwnedDevice("MIG-3")),
-        ("gpu.nvidia.com", "GPU-8a", None),
-        ("gpu.amd.com", "gpu-0-128", OwnedDevice("amd-0")),
-        ("gpu.amd.com", "gpu-1-130", OwnedDevice("amd-1/xcp1")),
-        ("gpu.amd.com", "gpu-1-200", None),
-        ("gpu.amd.com", "gpu-1", None),
-    ],
-)
-def test_names_of_dra_drivers(driver: str, name: str, device: OwnedDevice | None) -> None:
-    assert of_dra(driver, name, ALL) == device
-
-
-def test_a_driver_that_allocates_no_gpus_names_none() -> None:
-    assert [*from_dra("net.example.com", "gpu-1", ALL)] == []
+def test_names_of_dra_drivers() -> None:
+    nvidia = {
+        "gpu-1": OwnedDevice("GPU-1"),
+        "gpu-0": OwnedDevice("GPU-0"),
+        "gpu-0-mig-1g.10gb-19-0": OwnedDevice("GPU-0", True),
+        "GPU-1": OwnedDevice("GPU-1"),
+        "MIG-3": OwnedDevice("MIG-3"),
+        **dict.fromkeys(("gpu-9", "gpu-9-mig-1g.10gb-19-0", "GPU-8a")),
+    }
+    amd = {"gpu-0-128": OwnedDevice("amd-0"), "gpu-1-130": OwnedDevice("amd-1/xcp1"), "gpu-1-200": None, "gpu-1": None}
+    for driver, devices in (("gpu.nvidia.com", nvidia), ("gpu.amd.com", amd)):
+        assert {name: of_dra(driver, name, ALL) for name in devices} == devices
+    assert [*from_dra("net.example.com", "gpu-1", ALL)] == [], "a driver of other devices"
 
 
 def test_mig_instances_of_one_profile_are_told_apart_by_their_first_slice() -> None:

@@ -19,19 +19,16 @@ def events(name: str) -> list[str | None]:
     return [event.event if event else None for event in found]
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("0.4.1_retract.log", ["stats", "stats", "preemption", None]),  # the last one is of a further rank
-        ("0.4.9_start.log", ["weights_bytes", "capacity", None, "capacity"]),
-        ("0.5.13_start.log", ["capacity"]),
-        ("0.5.14_retract.log", ["stats", "preemption", "stats"]),
-        ("0.5.6_decode.log", ["stats", "preemption"]),
-        ("0.5.16_pd.log", ["stats", "stats"]),
-    ],
-)
-def test_lines_are_recognised(name: str, expected: list[str | None]) -> None:
-    assert events(name) == expected
+def test_lines_are_recognised() -> None:
+    expected = {
+        "0.4.1_retract.log": ["stats", "stats", "preemption", None],  # the last one is of a further rank
+        "0.4.9_start.log": ["weights_bytes", "capacity", None, "capacity"],
+        "0.5.13_start.log": ["capacity"],
+        "0.5.14_retract.log": ["stats", "preemption", "stats"],
+        "0.5.6_decode.log": ["stats", "preemption"],
+        "0.5.16_pd.log": ["stats", "stats"],
+    }
+    assert {name: events(name) for name in expected} == expected
 
 
 def test_the_start_up_line_has_the_true_limits() -> None:

@@ -91,22 +91,19 @@ def test_a_pid_label_is_dropped_and_the_largest_value_counts():
     assert result.engines[0].gauges["kv_usage"] == 0.8
 
 
-@pytest.mark.parametrize(
-    ("text", "flavour"),
-    [
-        (series("num_requests_running", engine=None), None),
-        (RUNNING, "v1"),
-        (series("kv_cache_usage_perc", "0.5", engine=None), "v1"),
-        (series("gpu_prefix_cache_queries_total", engine=None), "v1"),
-        (series("num_preemptions_total", engine=None), "v0"),
-        (series("num_preemptions_total", engine=None).replace("vllm:", "ray_vllm_"), None),
-        (RUNNING + "# EOF\n", "rust"),
-        (RUNNING + series("cache_config_info", block_size="16") + "# EOF\n", "v1"),
-        (RUNNING.replace("vllm:", "vllm_") + "# EOF\n", "v1"),
-    ],
-)
-def test_flavour_is_named_only_on_evidence(text, flavour):
-    assert scan(text).flavour == flavour
+def test_flavour_is_named_only_on_evidence():
+    flavours = {
+        series("num_requests_running", engine=None): None,
+        RUNNING: "v1",
+        series("kv_cache_usage_perc", "0.5", engine=None): "v1",
+        series("gpu_prefix_cache_queries_total", engine=None): "v1",
+        series("num_preemptions_total", engine=None): "v0",
+        series("num_preemptions_total", engine=None).replace("vllm:", "ray_vllm_"): None,
+        RUNNING + "# EOF\n": "rust",
+        RUNNING + series("cache_config_info", block_size="16") + "# EOF\n": "v1",
+        RUNNING.replace("vllm:", "vllm_") + "# EOF\n": "v1",
+    }
+    assert {text: scan(text).flavour for text in flavours} == flavours
 
 
 def test_a_rust_page_with_types_that_do_not_fit_its_samples():
@@ -143,14 +140,12 @@ def test_a_value_that_cannot_be_costs_its_line_and_is_counted(value):
             assert result.engines[0].gauges == {"running": 3, "waiting": 2}
 
 
-@pytest.mark.parametrize(
-    ("value", "kept"),
-    [("0", True), ("1.0", True), ("1.0001", True), ("1.0002", False), ("-0.1", False), ("97.5", False)],
-)
-def test_usage_is_a_ratio(value, kept):
-    result = scan(RUNNING + series("kv_cache_usage_perc", value))
-    assert ("kv_usage" in result.engines[0].gauges) is kept
-    assert result.bad_lines == (not kept)
+def test_usage_is_a_ratio():
+    for value in ("0", "1.0", "1.0001"):
+        assert "kv_usage" in engine_of(RUNNING + series("kv_cache_usage_perc", value)).gauges
+    for value in ("1.0002", "-0.1", "97.5"):
+        result = scan(RUNNING + series("kv_cache_usage_perc", value))
+        assert (dict(result.engines[0].gauges), result.bad_lines) == ({"running": 3}, 1)
 
 
 @pytest.mark.parametrize(

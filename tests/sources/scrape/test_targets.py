@@ -51,17 +51,14 @@ def test_everything_at_once():
     assert parse_target("10.0.0.5;namespace=prod;pod=chat-0") == parse_target("prod/chat-0=10.0.0.5")
 
 
-@pytest.mark.parametrize(
-    ("text", "pool"),
-    [
-        ("prod/chat-d-5d8b7c6f9-q7r8s=h", EnginePool("chat-d")),
-        ("prod/decode-1=h", EnginePool("decode", "decode", "name")),
-        ("prod/whisper-encoder-decoder-0=h", EnginePool("whisper-encoder-decoder")),
-        ("h:81;args=--disaggregation-mode decode", EnginePool("h:81", "decode", "args", pair="h:81")),
-    ],
-)
-def test_the_pool_of_an_engine_named_by_hand_is_what_its_name_and_arguments_tell(text, pool):
-    assert parse_target(text).pool == pool
+def test_the_pool_of_an_engine_named_by_hand_is_what_its_name_and_arguments_tell():
+    pools = {
+        "prod/chat-d-5d8b7c6f9-q7r8s=h": EnginePool("chat-d"),
+        "prod/decode-1=h": EnginePool("decode", "decode", "name"),
+        "prod/whisper-encoder-decoder-0=h": EnginePool("whisper-encoder-decoder"),
+        "h:81;args=--disaggregation-mode decode": EnginePool("h:81", "decode", "args", pair="h:81"),
+    }
+    assert {text: parse_target(text).pool for text in pools} == pools
 
 
 def test_tls_policy_is_explicit(tmp_path):
@@ -111,39 +108,19 @@ def test_what_cannot_be_is_refused_in_one_line(text, what, allowed):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "args",
-    [
-        "--an-option-of-a-later-release 3",
-        "--max-num-seqs $SEQS",
-        "--max-model-len auto --max-num-batched-tokens 8k",
-        "--max-model-len -1",
-        "--max-num-seqs=64",
-        "--no-enable-prefix-caching --enforce-eager",
-        "python -m sglang.launch_server --max-running-requests 64",
-    ],
-)
-def test_arguments_that_a_release_may_have_are_taken(args):
-    assert " ".join(parse_target(f"h;args={args}").args) == args
+def test_arguments_that_a_release_may_have_are_taken():
+    seqs = ("--max-num-seqs $SEQS", "--max-num-seqs=64", "python -m sglang.launch_server --max-running-requests 64")
+    lengths = ("--max-model-len auto --max-num-batched-tokens 8k", "--max-model-len -1")
+    for args in (*seqs, *lengths, "--an-option-of-a-later-release 3", "--no-enable-prefix-caching --enforce-eager"):
+        assert " ".join(parse_target(f"h;args={args}").args) == args
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"host": "h\r\nX: y"},
-        {"host": ""},
-        {"host": "h/x"},
-        {"host": "h", "path": "/a b"},
-        {"host": "h", "path": "/\r\n"},
-        {"host": "h", "path": "metrics"},
-        {"host": "h", "port": 0},
-        {"host": "h", "port": 70_000},
-        {"host": "h", "scheme": "file"},
-    ],
-)
-def test_no_target_can_be_made_that_would_break_a_request(fields):
-    with pytest.raises(InputError):
-        Target(**fields)
+def test_no_target_can_be_made_that_would_break_a_request():
+    hosts = [{"host": host} for host in ("h\r\nX: y", "", "h/x")]
+    paths = [{"path": path} for path in ("/a b", "/\r\n", "metrics")]
+    for fields in (*hosts, *paths, {"port": 0}, {"port": 70_000}, {"scheme": "file"}):
+        with pytest.raises(InputError):
+            Target(**{"host": "h", **fields})
 
 
 @pytest.mark.parametrize("user", ["user:secret", "secret", "us%3Asecret", "user:sec ret;secret", "user:/secret#"])

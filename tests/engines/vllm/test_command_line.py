@@ -22,6 +22,7 @@ H100 = ("NVIDIA H100 80GB HBM3", 79.6 * GIB)
 A100 = ("NVIDIA A100-SXM4-80GB", 79.3 * GIB)
 L40S = ("NVIDIA L40S", 44.4 * GIB)
 B200 = ("NVIDIA B200", 178.4 * GIB)
+GB10 = ("NVIDIA GB10", 119.7 * GIB)
 
 
 def test_integers_as_vllm_reads_them() -> None:
@@ -344,35 +345,31 @@ def test_logged_arguments_win_over_the_command_line() -> None:
     assert both.is_explicit("max_num_batched_tokens") is False
 
 
-@pytest.mark.parametrize(
-    ("version", "gpu", "tokens", "seqs"),
-    [
-        ("0.33.0", H100, 8192, 1024),
-        ("0.33.0", A100, 2048, 256),
-        ("0.33.0", L40S, 2048, 256),
-        ("0.33.0", B200, 16384, 1024),
-        ("0.29.0", B200, 16384, 1024),
-        ("0.28.0", B200, None, 1024),
-        ("0.33.0", ("NVIDIA GB10", 119.7 * GIB), 2048, 256),
-        ("0.32.0", ("NVIDIA GB10", 119.7 * GIB), 8192, 1024),
-        ("0.8.5", A100, 8192, 1024),
-        ("0.9.0", A100, None, None),
-        ("0.9.1", A100, 2048, 256),
-        ("0.8.2", H100, None, None),
-        ("0.7.3", H100, None, 256),
-        ("0.33.0", ("cpu", None), 2048, 128),
-        ("0.27.0", ("cpu", None), None, None),
-        ("0.33.0", (None, 70 * GIB), 8192, 1024),
-        ("0.33.0", (None, 70 * GIB - 1), 2048, 256),
-        ("0.33.0", (None, 160 * GIB), 16384, 1024),
-        ("0.33.0", (None, 160 * GIB - 1), 8192, 1024),
-    ],
-)
-def test_defaults_by_version_and_gpu(
-    version: str, gpu: tuple[str | None, float | None], tokens: int | None, seqs: int | None
-) -> None:
-    limits = default_limits(version, *gpu)
-    assert (limits.get("max_num_batched_tokens"), limits.get("max_num_seqs")) == (tokens, seqs)
+def test_defaults_by_version_and_gpu() -> None:
+    defaults = {  # max_num_batched_tokens, max_num_seqs
+        ("0.33.0", H100): (8192, 1024),
+        ("0.33.0", A100): (2048, 256),
+        ("0.33.0", L40S): (2048, 256),
+        ("0.33.0", B200): (16384, 1024),
+        ("0.29.0", B200): (16384, 1024),
+        ("0.28.0", B200): (None, 1024),
+        ("0.33.0", GB10): (2048, 256),
+        ("0.32.0", GB10): (8192, 1024),
+        ("0.8.5", A100): (8192, 1024),
+        ("0.9.0", A100): (None, None),
+        ("0.9.1", A100): (2048, 256),
+        ("0.8.2", H100): (None, None),
+        ("0.7.3", H100): (None, 256),
+        ("0.33.0", ("cpu", None)): (2048, 128),
+        ("0.27.0", ("cpu", None)): (None, None),
+        ("0.33.0", (None, 70 * GIB)): (8192, 1024),
+        ("0.33.0", (None, 70 * GIB - 1)): (2048, 256),
+        ("0.33.0", (None, 160 * GIB)): (16384, 1024),
+        ("0.33.0", (None, 160 * GIB - 1)): (8192, 1024),
+    }
+    found = {(version, gpu): default_limits(version, *gpu) for version, gpu in defaults}
+    names = ("max_num_batched_tokens", "max_num_seqs")
+    assert {key: tuple(map(limits.get, names)) for key, limits in found.items()} == defaults
 
 
 def test_v1_as_an_option_of_old_versions_and_v0_as_one_of_newer() -> None:

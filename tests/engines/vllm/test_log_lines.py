@@ -241,18 +241,10 @@ def test_every_event_is_covered_here_and_declared() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        (
-            "INFO 07-28 06:40:59 [logger.py:39] Received request cmpl-1: prompt: 'Why does torch say CUDA out of"
-            " memory. Tried to allocate 1 GiB', params: SamplingParams(n=1)"
-        ),
-        (
-            "INFO 07-28 [logger.py:80] Generated response chatcmpl-1: output: 'EngineDeadError means ...',"
-            " finish_reason: stop"
-        ),
+        "INFO 07-28 06:40:59 [logger.py:39] Received request cmpl-1: prompt: 'Why CUDA out of memory?', params: ...",
+        "INFO 07-28 [logger.py:80] Generated response chatcmpl-1: output: 'EngineDeadError means ...'",
         'INFO:     127.0.0.1:1 - "POST /v1/completions HTTP/1.1" 200 OK',
         "Warning: NUMA binding: Using MEMBIND policy for memory allocation on the NUMA nodes (0).",
-        "Loading safetensors checkpoint shards: 100% Completed | 1/1 [00:00<00:00,  6.87it/s]",
-        "WARNING [cpu.py:296] CPU backend prefers block_size is multiples of 32, otherwise the performance",
         "",
     ],
 )

@@ -181,9 +181,7 @@ def test_a_library_that_contradicts_sysfs_or_answers_nothing_is_not_trusted(
     ("wrapper", "library", "fits"),
     [
         ("7.0.2", {"major": 26, "minor": 0, "release": 2, "build": "x"}, True),
-        ("26.0.2+39589fda", {"major": 26, "minor": 0, "release": 2}, True),
         ("26.0.2+39589fda", {"major": 26, "minor": 0, "release": 0}, False),
-        ("25.3.0+ede62f2", {"major": 26, "minor": 0, "release": 0}, False),
         ("24.7.1+1234567", {"year": 24, "major": 7, "minor": 1, "release": 0}, True),
         ("6.4.4", {"major": 25, "minor": 5, "release": 1}, True),
         ("6.3.3", {"major": 24, "minor": 7, "release": 1}, False),

@@ -75,44 +75,39 @@ def test_zero_is_a_value_where_it_can_be_true_and_clients_of_mps_are_added_once(
     assert {(p["pid"], p["used_bytes"]) for p in of_mps["processes"]} == {(1, GIB), (2, GIB), (3, 2 * GIB)}
 
 
-@pytest.mark.parametrize(
-    ("fields", "call"),
-    [
-        ({"memory_total_bytes", "memory_used_bytes"}, "nvmlDeviceGetMemoryInfo"),
-        ({"utilization_ratio"}, "nvmlDeviceGetUtilizationRates"),
-        ({"power_watts"}, "nvmlDeviceGetPowerUsage"),
-        ({"power_limit_watts"}, "nvmlDeviceGetEnforcedPowerLimit"),
-        ({"throttle_reasons"}, "nvmlDeviceGetCurrentClocksEventReasons"),
-        ({"name"}, "nvmlDeviceGetName"),
-        ({"minor"}, "nvmlDeviceGetMinorNumber"),
-        ({"pci_bus_id"}, "nvmlDeviceGetPciInfo_v3"),
-    ],
-)
-@pytest.mark.parametrize("code", [3, 4])
-def test_each_value_is_absent_by_itself(start: StartChild, fields: set[str], call: str, code: int) -> None:
-    got = start(World(gpus=[Gpu(codes={call: code}), Gpu()])).read()
-    lacking, whole = got["gpus"]
-    assert known(lacking) == ALL_FIELDS - fields
-    assert lacking["error"] is None
-    assert known(whole) == ALL_FIELDS
-    assert got["errors"] == ({"no_permission": 1} if code == 4 else {})
+MEMORY = {"memory_total_bytes", "memory_used_bytes"}
+CALLS = {
+    "MemoryInfo": MEMORY,
+    "UtilizationRates": {"utilization_ratio"},
+    "PowerUsage": {"power_watts"},
+    "EnforcedPowerLimit": {"power_limit_watts"},
+    "CurrentClocksEventReasons": {"throttle_reasons"},
+    "Name": {"name"},
+    "MinorNumber": {"minor"},
+    "PciInfo_v3": {"pci_bus_id"},
+}
 
 
-@pytest.mark.parametrize(
-    ("fields", "gpu"),
-    [
-        ({"memory_total_bytes", "memory_used_bytes"}, Gpu(memory_free=81 * GIB)),
-        ({"memory_total_bytes", "memory_used_bytes"}, Gpu(memory_total=0, memory_free=0)),
-        ({"utilization_ratio"}, Gpu(utilization=101)),
-        ({"utilization_ratio"}, Gpu(utilization=0xFFFFFFFF)),
-        ({"power_watts"}, Gpu(power_mw=0)),
-        ({"power_watts"}, Gpu(power_mw=0xFFFFFFFF)),
-        ({"power_limit_watts"}, Gpu(power_limit_mw=0)),
-    ],
-)
-def test_what_cannot_be_true_is_absent(start: StartChild, fields: set[str], gpu: Gpu) -> None:
-    (got,) = start(World(gpus=[gpu])).gpus()
-    assert known(got) == ALL_FIELDS - fields
+@pytest.mark.parametrize(("code", "errors"), [(3, {}), (4, {"no_permission": len(CALLS)})])
+def test_each_value_is_absent_by_itself(start: StartChild, code: int, errors: dict[str, int]) -> None:
+    got = start(World(gpus=[*(Gpu(codes={f"nvmlDeviceGet{call}": code}) for call in CALLS), Gpu()])).read()
+    assert [ALL_FIELDS - known(gpu) for gpu in got["gpus"]] == [*CALLS.values(), set()]
+    assert {gpu["error"] for gpu in got["gpus"]} == {None}
+    assert got["errors"] == errors
+
+
+def test_what_cannot_be_true_is_absent(start: StartChild) -> None:
+    lacking = (
+        (Gpu(memory_free=81 * GIB), MEMORY),
+        (Gpu(memory_total=0, memory_free=0), MEMORY),
+        (Gpu(utilization=101), {"utilization_ratio"}),
+        (Gpu(utilization=0xFFFFFFFF), {"utilization_ratio"}),
+        (Gpu(power_mw=0), {"power_watts"}),
+        (Gpu(power_mw=0xFFFFFFFF), {"power_watts"}),
+        (Gpu(power_limit_mw=0), {"power_limit_watts"}),
+    )
+    got = start(World(gpus=[gpu for gpu, _ in lacking])).gpus()
+    assert [ALL_FIELDS - known(gpu) for gpu in got] == [fields for _, fields in lacking]
 
 
 def test_text_that_is_no_text_is_absent(start: StartChild) -> None:

@@ -13,18 +13,9 @@ from kvpressure.runtime.plausibility import IMPOSSIBLE, believed
 from kvpressure.sources.base import Reading
 from tests.runtime.test_monitor import Clock, Scripted, worker
 
+GPU = GpuReading("GPU-1", 0, "nvidia", memory_used_bytes=5, power_watts=0.0, xid_errors={79: 1})
 SOUND = Reading(
-    gpus=(
-        GpuReading(
-            "GPU-1",
-            0,
-            "nvidia",
-            memory_used_bytes=5,
-            power_watts=0.0,
-            processes=(GpuProcess(1, 7),),
-            xid_errors={79: 1},
-        ),
-    ),
+    gpus=(dataclasses.replace(GPU, processes=(GpuProcess(1, 7),)),),
     containers=(ContainerReading("n", "p", "c", restarts=3, last_termination=Termination("OOMKilled", 137, 1e9)),),
     allocator=(AllocatorReading("n", "p", 0, 5, 6),),
 )

@@ -15,6 +15,8 @@ from kvpressure.model.readings import Snapshot
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.sources.scrape.scanner import parse_scrape
 
+OF_PEERS = "--kv-transfer-config.kv_connector=P2pNcclConnector"
+
 
 @pytest.mark.parametrize(
     ("argv", "lora", "role"),
@@ -25,12 +27,8 @@ from kvpressure.sources.scrape.scanner import parse_scrape
         ((), False, None),
         (("--kv-transfer-config", '{"kv_connector":"NixlConnector","kv_role":"kv_consumer"}'), False, "kv_consumer"),
         (("--kv-transfer-config", '{"kv_connector": "LMCacheConnectorV1", "kv_role" : "kv_both"}'), False, "kv_both"),
-        (
-            ("--kv-transfer-config.kv_role", "kv_producer", "--kv-transfer-config.kv_connector=P2pNcclConnector"),
-            False,
-            "kv_producer",
-        ),
-        (("--kv-transfer-config.kv_connector=P2pNcclConnector",), False, ""),
+        ((OF_PEERS, "--kv-transfer-config.kv_role", "kv_producer"), False, "kv_producer"),
+        ((OF_PEERS,), False, ""),
         (("--kv-transfer-config", "$(CONFIG)"), False, ""),
     ],
 )

@@ -28,25 +28,17 @@ def events_of(name: str) -> Counter[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("server-full-0.27.0.log", {"args": 1, "max_model_len": 1, "engine_config": 1, "capacity": 2, "stats": 10}),
-        ("server-b_light.log", {"stats": 3}),
-        ("server-d_kv_pressure.log", {"stats": 10}),
-        ("server-k_api_server_count2.log", {}),
-        (
-            "server-engine-core-killed.log",
-            {"args": 1, "max_model_len": 1, "engine_config": 1, "capacity": 1, "engine_dead": 1},
-        ),
-        (
-            "server-startfail-too-few-blocks.log",
-            {"args": 1, "max_model_len": 1, "engine_config": 1, "start_failed": 2, "context_too_long": 2},
-        ),
-    ],
-)
-def test_real_logs_give_exactly_these_events(name: str, expected: dict[str, int]) -> None:
-    assert events_of(name) == Counter(expected)
+def test_real_logs_give_exactly_these_events() -> None:
+    start = {"args": 1, "max_model_len": 1, "engine_config": 1}
+    expected = {
+        "server-full-0.27.0.log": {**start, "capacity": 2, "stats": 10},
+        "server-b_light.log": {"stats": 3},
+        "server-d_kv_pressure.log": {"stats": 10},
+        "server-k_api_server_count2.log": {},
+        "server-engine-core-killed.log": {**start, "capacity": 1, "engine_dead": 1},
+        "server-startfail-too-few-blocks.log": {**start, "start_failed": 2, "context_too_long": 2},
+    }
+    assert {name: events_of(name) for name in expected} == expected
 
 
 #: Each event with its values, and below it a line that reports it: torch 2.1 with its misprint, 2.0 and older, XPU and

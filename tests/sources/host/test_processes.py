@@ -497,22 +497,13 @@ server.serve_forever()
 
 @pytest.mark.live
 def test_a_real_process_and_its_log_are_found_by_what_the_kernel_says(tmp_path: Path) -> None:
-    script = tmp_path / "api_server.py"
-    script.write_text(_SERVER)
-    words = [
-        sys.executable,
-        "-m",
-        "vllm.entrypoints.openai.api_server",
-        "--max-num-seqs",
-        "17",
-        "--uvicorn-log-level=x",
-    ]
     (tmp_path / "vllm/entrypoints/openai").mkdir(parents=True)
-    script.rename(tmp_path / "vllm/entrypoints/openai/api_server.py")
-    script = "import subprocess, sys; sys.exit(subprocess.call(sys.argv[1:]))"
+    (tmp_path / "vllm/entrypoints/openai/api_server.py").write_text(_SERVER)
+    words = ["-m", "vllm.entrypoints.openai.api_server", "--max-num-seqs", "17", "--uvicorn-log-level=x", "--port", "0"]
+    script = "import subprocess, sys; sys.exit(subprocess.call([sys.executable, *sys.argv[1:]]))"
     log = tmp_path / "log"
     with log.open("wb") as output:
-        wrapper = subprocess.Popen([sys.executable, "-c", script, *words, "--port", "0"], cwd=tmp_path, stdout=output)
+        wrapper = subprocess.Popen([sys.executable, "-c", script, *words], cwd=tmp_path, stdout=output)
     try:
         port = int(until(log.read_text).split()[0])
         settings = Settings()

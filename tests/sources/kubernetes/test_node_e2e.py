@@ -138,9 +138,9 @@ def pods_on(node: Node) -> set[str]:
 # --- each failure alone -----------------------------------------------------------------------------------------------
 
 
-def _api(status: int) -> tuple[Callable[[Node], object], Callable[[Node], object]]:
+def _api(status: int, what: str = "pods") -> tuple[Callable[[Node], object], Callable[[Node], object]]:
     def breaks(node: Node) -> None:
-        node.api.status["/api/v1/pods"] = status
+        node.api.status[f"/api/v1/{what}"] = status
         node.api.cut()
 
     return breaks, lambda node: node.api.status.clear()
@@ -156,20 +156,8 @@ def _moved(name: str) -> tuple[Callable[[Node], object], Callable[[Node], object
 FAILURES = {
     "api server down": (*_api(503), "pods", "api_error", {"container_restarts_total"}),
     "api server forbids": (*_api(403), "pods", "api_forbidden", {"container_restarts_total"}),
-    "node forbidden": (
-        lambda node: (node.api.status.update({"/api/v1/nodes": 403}), node.api.cut()),
-        lambda node: node.api.status.clear(),
-        "node",
-        "api_forbidden",
-        set(),
-    ),
-    "kubelet gone": (
-        lambda node: node.kubelet.stop(),
-        lambda node: node.kubelet.start(),
-        "podresources",
-        "no_socket",
-        set(),
-    ),
+    "node forbidden": (*_api(403, "nodes"), "node", "api_forbidden", set()),
+    "kubelet gone": (lambda n: n.kubelet.stop(), lambda n: n.kubelet.start(), "podresources", "no_socket", set()),
     "proc gone": (*_moved("proc"), "procfs", "no_proc", {"gpu_process_memory_bytes"}),
     "cgroups gone": (*_moved("cgroup"), "cgroup", "no_cgroup_tree", {"container_memory_used_ratio"}),
     "logs gone": (*_moved("pods"), "logs", "no_log_directory", set()),

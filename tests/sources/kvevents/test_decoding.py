@@ -73,16 +73,9 @@ def test_a_real_server_shares_its_cache_as_its_clients_say():
 
 
 def test_what_sglang_adds_is_read():
-    event = {
-        "type": "BlockStored",
-        "block_hashes": [-2, 3],
-        "parent_block_hash": None,
-        "token_ids": [1],
-        "block_size": 64,
-    }
-    (stored,) = listed(
-        batch({**event, "medium": "GPU", "cache_salt": "tenant", "lora_name": "legal", "session_id": "s"})
-    )
+    event = {"type": "BlockStored", "block_hashes": [-2, 3], "parent_block_hash": None, "block_size": 64}
+    event |= {"token_ids": [1], "medium": "GPU"}
+    (stored,) = listed(batch({**event, "cache_salt": "tenant", "lora_name": "legal", "session_id": "s"}))
     assert (stored.blocks, stored.adapter, stored.block_size) == ([-2, 3], "legal", 64)
     assert stored.salt == listed(batch({**event, "cache_salt": "tenant"}))[0].salt
     assert stored.salt != listed(batch({**event, "cache_salt": "other"}))[0].salt

@@ -22,14 +22,8 @@ pytestmark = pytest.mark.live
 
 
 def stored(*blocks: int, parent: int | None = None, **more: object) -> dict[str, object]:
-    row = {
-        "type": "BlockStored",
-        "block_hashes": blocks,
-        "parent_block_hash": parent,
-        "token_ids": [7],
-        "block_size": 16,
-    }
-    return {**row, "medium": "GPU", **more}
+    row = {"type": "BlockStored", "block_hashes": blocks, "parent_block_hash": parent, "block_size": 16}
+    return {**row, "token_ids": [7], "medium": "GPU", **more}
 
 
 def removed(*blocks: int) -> dict[str, object]:

@@ -41,18 +41,7 @@ def test_events_are_counted_by_gpu(start: StartChild) -> None:
     child = start(node(Gpu(), Gpu()))
     assert [gpu["xid_errors"] for gpu in child.gpus()] == [{}, {}]
     before = time.time()
-    child.set(
-        node(
-            Gpu(),
-            Gpu(),
-            events=[
-                (1, XID, 79),
-                (1, XID, 31),
-                (1, XID, 31),
-                (0, XID, 48),
-            ],
-        )
-    )
+    child.set(node(Gpu(), Gpu(), events=[(1, XID, 79), (1, XID, 31), (1, XID, 31), (0, XID, 48)]))
     _, second = gpus_once(child, lambda gpus: gpus[0]["xid_errors"] == {"48": 1})
     assert second["xid_errors"] == {"79": 1, "31": 2}
     assert set(second["xid_last_times"]) == {"79", "31"}

@@ -58,16 +58,8 @@ def test_instances_beside_their_gpu(start: StartChild) -> None:
 
 
 def test_figures_of_the_whole_gpu_only_where_permitted(start: StartChild) -> None:
-    denied = dict.fromkeys(
-        (
-            "nvmlDeviceGetMemoryInfo",
-            "nvmlDeviceGetPowerUsage",
-            "nvmlDeviceGetEnforcedPowerLimit",
-            "nvmlDeviceGetCurrentClocksEventReasons",
-            "nvmlDeviceGetUtilizationRates",
-        ),
-        4,
-    )
+    calls = ("MemoryInfo", "PowerUsage", "EnforcedPowerLimit", "CurrentClocksEventReasons", "UtilizationRates")
+    denied = {f"nvmlDeviceGet{call}": 4 for call in calls}
     mig = Mig("MIG-a", codes={"nvmlDeviceGetMemoryInfo": 0})
     child = start(World(gpus=[mig_gpu(mig, codes=denied)]))
     parent, instance = child.gpus()

@@ -15,16 +15,9 @@ from kvpressure.engines.registry import samples
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures"
 DOCUMENT = (FIXTURES / "engine-pages" / "families.md").read_text()
+VLLM = ("vllm/**/*.prom.gz", "engine-pages/vllm-[0-9da]*.prom", "pages-2026/*vllm-*.*")
 PAGES = {
-    "vLLM": (
-        "vllm:",
-        (
-            "vllm/**/*.prom.gz",
-            "engine-pages/vllm-[0-9d]*.prom",
-            "engine-pages/vllm-api-servers.prom",
-            "pages-2026/*vllm-*.*",
-        ),
-    ),
+    "vLLM": ("vllm:", VLLM),
     "NVIDIA NIM": ("", ("engine-pages/nim.prom",)),
     "SGLang": ("sglang:", ("sglang/pages/*", "engine-pages/sglang-[0-9dpt]*.prom", "pages-2026/*sglang-*.*")),
 }

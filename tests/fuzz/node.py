@@ -140,14 +140,8 @@ def _changed(given: Snapshot, changes: Mapping[str, Any], tick: int) -> Snapshot
         return (*items[:which], new, *items[which + 1 :])
 
     if "pages" in changes:
-        page = parse_scrape(
-            changes["pages"][tick],
-            target=f"http://{BAD}/metrics",
-            time=T + tick + 1,
-            namespace="n",
-            pod=BAD,
-            container="vllm",
-        )
+        of_pod = {"target": f"http://{BAD}/metrics", "namespace": "n", "pod": BAD, "container": "vllm"}
+        page = parse_scrape(changes["pages"][tick], time=T + tick + 1, **of_pod)
         given = replace(given, pages=one(given.pages, page))
     if "gpu" in changes:
         gpu = replace(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvpressure.engines.vllm.dialect import VLLM
 from kvpressure.settings.settings import Settings
+from kvpressure.sources.kubernetes import command_lines, podspec
 from tests.sources.kubernetes.apiserver import FakeApi
 from tests.sources.kubernetes.objects import NODE
 
@@ -40,6 +43,17 @@ def settings(tmp_path: Path) -> Callable[..., Settings]:
         )
 
     return build
+
+
+@pytest.fixture
+def commands_read(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Every command line that is read from here on."""
+    seen: list[object] = []
+    told = replace(VLLM, read_command=lambda *given: seen.append(given) or VLLM.read_command(*given))
+    for module in (podspec, command_lines):
+        monkeypatch.setattr(module, "dialects", lambda: (told,))
+        monkeypatch.setattr(module, "default", lambda: told)
+    return seen
 
 
 @pytest.fixture(scope="session")

@@ -46,10 +46,7 @@ class Follower:
         chosen = settings(host_pod_logs=root, **fields)
         self.shared = chosen.shared
         self.shared.pods = pods
-        self.source = LogsSource(
-            chosen,
-            lambda: time.time() if self.now is None else self.now,
-        )
+        self.source = LogsSource(chosen, lambda: time.time() if self.now is None else self.now)
         self.errors: dict[str, int] = {}
 
     def read(self, times: int = 1) -> list[str]:
@@ -111,16 +108,8 @@ def test_a_half_written_line_waits_for_its_end(follower: Follower, root: Path) -
 
 def test_formats_of_runtimes_and_loggers(follower: Follower, root: Path) -> None:
     log = PodLog(root, A)
-    log.append(
-        json.dumps(
-            {
-                "log": f"INFO 11-21 05:37:59 [model.py:1883] {FACT}\n",
-                "stream": "stderr",
-                "time": "2026-01-01T00:00:00.000000001Z",
-            }
-        ).encode()
-        + b"\n"
-    )
+    written = {"stream": "stderr", "time": "2026-01-01T00:00:00.000000001Z"}
+    log.append(json.dumps({"log": f"INFO 11-21 05:37:59 [model.py:1883] {FACT}\n", **written}).encode() + b"\n")
     log.append(f"{FACT}\n".encode())
     log.write(json.dumps({"level": "INFO", "message": FACT}), f"\x1b[32mINFO\x1b[0m {FACT}")
     log.append(b"2026-01-01T00:00:00.1Z stderr F \xff\xfe " + FACT.encode() + b"\n")

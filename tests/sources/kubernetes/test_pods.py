@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import tracemalloc
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -10,12 +9,10 @@ from typing import Any
 
 import pytest
 
-from kvpressure.engines.vllm.dialect import VLLM
 from kvpressure.model.readings import GpuOwner, NodeCondition, Termination
 from kvpressure.settings.settings import Settings
 from kvpressure.sources.base import Reading, SourceError
 from kvpressure.sources.kubernetes import api as kube
-from kvpressure.sources.kubernetes import command_lines, podspec
 from kvpressure.sources.kubernetes import pods as pods_module
 from kvpressure.sources.kubernetes.json_list import read_list
 from kvpressure.sources.kubernetes.node import NodeSource
@@ -126,14 +123,7 @@ def test_a_failed_request_is_counted_once_however_often_the_source_is_read(api: 
 
 
 @pytest.mark.attack("status updates of such a pod", "the command is not read again")
-def test_a_change_of_status_reads_no_command_again(
-    api: FakeApi, settings: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[object] = []
-    told = dataclasses.replace(VLLM, read_command=lambda *given: seen.append(given) or VLLM.read_command(*given))
-    for module in (podspec, command_lines):
-        monkeypatch.setattr(module, "dialects", lambda: (told,))
-        monkeypatch.setattr(module, "default", lambda: told)
+def test_a_change_of_status_reads_no_command_again(api: FakeApi, settings: Build, commands_read: list[object]) -> None:
     api.apply(pod("a"))
     chosen = settings(kube_api_url=api.url)
     source = PodsSource(chosen)
@@ -141,7 +131,7 @@ def test_a_change_of_status_reads_no_command_again(
     for restarts in range(1, 6):
         api.apply(pod("a", restarts=restarts))
     until(lambda: [c.restarts for c in source.read().containers or ()] == [5])
-    assert len(seen) == 1
+    assert len(commands_read) == 1
     api.apply(pod("a", containers=[container(command=["vllm", "serve", "other"])]))
     until(lambda: ["--model=other" in t.args for t in source.read() and chosen.shared.targets] == [True])
     env = [{"name": "VLLM_X", "value": "1"}]

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
 from typing import Any
 
 import pytest
 
-from kvpressure.engines.command import Command
 from kvpressure.engines.vllm import command_line
-from kvpressure.engines.vllm.dialect import VLLM
 from kvpressure.model.readings import Run, Termination
 from kvpressure.parsed import quantity
-from kvpressure.sources.kubernetes import command_lines, podspec
 from kvpressure.sources.kubernetes.command_lines import CommandLines
 from kvpressure.sources.kubernetes.podspec import EngineContainer, Pod, Policy, read_pod
 from kvpressure.sources.kvevents.addresses import EventsEndpoint
@@ -311,38 +307,22 @@ def test_no_pod_holds_the_exporter_up(unit: str) -> None:
         assert within(0.05, partial(read_pod, document, ALL))
 
 
-@pytest.fixture
-def readings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
-    """Every command line that is read from here on."""
-    seen: list[tuple[str, ...]] = []
-
-    def read_and_tell(argv: Any, *rest: Any) -> Command:
-        seen.append(tuple(argv))
-        return VLLM.read_command(argv, *rest)
-
-    told = dataclasses.replace(VLLM, read_command=read_and_tell)
-    for module in (podspec, command_lines):
-        monkeypatch.setattr(module, "dialects", lambda: (told,))
-        monkeypatch.setattr(module, "default", lambda: told)
-    return seen
-
-
-def test_what_is_remembered_of_commands_is_bounded_and_forgotten(readings: list[tuple[str, ...]]) -> None:
+def test_what_is_remembered_of_commands_is_bounded_and_forgotten(commands_read: list[object]) -> None:
     lines = CommandLines(most_characters=20_000)
     pods = [pod(f"p{i}", containers=[container(command=["vllm", "serve", "x" * 2000])]) for i in range(10)]
     for document in pods:
         read_pod(document, ALL, lines)
-    del readings[:]
+    del commands_read[:]
     read_pod(pods[-1], ALL, lines)
-    assert len(readings) == 0
+    assert len(commands_read) == 0
     read_pod(pods[0], ALL, lines)
-    assert len(readings) == 1
+    assert len(commands_read) == 1
     lines.forget(pods[0]["metadata"]["uid"])
     read_pod(pods[0], ALL, lines)
-    assert len(readings) == 2
+    assert len(commands_read) == 2
     lines.keep([])
     read_pod(pods[0], ALL, lines)
-    assert len(readings) == 3
+    assert len(commands_read) == 3
 
 
 def test_what_a_long_command_line_hides_is_not_taken_for_a_default() -> None:
@@ -376,15 +356,9 @@ def test_only_the_hash_of_a_static_pod_that_ran_is_a_uid() -> None:
 
 
 def test_secrets_stay_out_of_targets() -> None:
-    env = [
-        {"name": "HF_TOKEN", "value": "s1"},
-        {"name": "VLLM_API_KEY", "value": "s2"},
-        {"name": "SEQS", "value": "8"},
-        {"name": "VLLM_USE_V1", "value": "1"},
-        {"name": "UNUSED", "value": "x"},
-        {"name": "MAX_TOKENS", "value": "9"},
-        {"name": "REF", "valueFrom": {"secretKeyRef": {}}},
-    ]
+    given = {"HF_TOKEN": "s1", "VLLM_API_KEY": "s2", "SEQS": "8", "VLLM_USE_V1": "1", "UNUSED": "x", "MAX_TOKENS": "9"}
+    env: list[Any] = [{"name": name, "value": value} for name, value in given.items()]
+    env.append({"name": "REF", "valueFrom": {"secretKeyRef": {}}})
     command = "vllm serve m --api-key s3 --hf-token=s4 --max-num-batched-tokens $(MAX_TOKENS) --max-num-seqs $(SEQS)"
     found = target(pod(containers=[container(command=[*command.split(), "--hf-token", "$(HF_TOKEN)"], env=env)]))
     assert found.env == {"VLLM_USE_V1": "1"}

@@ -43,11 +43,15 @@ def full(bus: str = BUS, **changes: object) -> SmiDevice:
     return SmiDevice(bus, **values)
 
 
-def one(rocm: Path, tmp_path: Path, device: SmiDevice, **card: object) -> dict[str, Any]:
+def read(rocm: Path, tmp_path: Path, device: SmiDevice, **card: object) -> dict[str, Any]:
     trees.mi300x(tmp_path / "sys", 1, **GAPS | card)
     write(tmp_path / "world", [device])
     (reading,) = readings(rocm, tmp_path / "world", tmp_path / "sys")
-    return reading["gpus"][0]
+    return reading
+
+
+def one(*given: Any, **card: object) -> dict[str, Any]:
+    return read(*given, **card)["gpus"][0]
 
 
 def refusal(rocm: Path, tmp_path: Path, devices: list[SmiDevice], **world: Any) -> str:
@@ -73,10 +77,7 @@ def test_the_library_gives_only_what_sysfs_lacks(rocm: Path, tmp_path: Path) -> 
 
 
 def test_the_library_is_not_touched_when_sysfs_tells_all(rocm: Path, tmp_path: Path) -> None:
-    trees.mi300x(tmp_path / "sys", 1)
-    write(tmp_path / "world", [full()])
-    (reading,) = readings(rocm, tmp_path / "world", tmp_path / "sys")
-    assert reading["imported"] is False
+    assert read(rocm, tmp_path, full(), used=GIB, busy=97, power_file="power1_input")["imported"] is False
 
 
 def test_memory_in_mebibytes_becomes_bytes(rocm: Path, tmp_path: Path) -> None:
@@ -117,12 +118,8 @@ def test_partitions_keep_their_own_memory_and_get_no_activity(rocm: Path, tmp_pa
 
 
 def test_a_call_that_is_refused_is_counted_and_the_rest_stays(rocm: Path, tmp_path: Path) -> None:
-    trees.mi300x(tmp_path / "sys", 1, **GAPS)
-    write(tmp_path / "world", [full(gfx="!30", cap="!10", total_bytes="!2")])
-    (reading,) = readings(rocm, tmp_path / "world", tmp_path / "sys")
+    reading = read(rocm, tmp_path, full(gfx="!30", cap="!10", total_bytes="!2"))
     assert reading["gpus"][0]["power_watts"] == 480.0
-    assert reading["errors"]["busy"] >= 1
-    assert reading["errors"]["no_permission"] >= 1
     assert set(reading["errors"]) == {"busy", "no_permission"}
 
 

@@ -22,23 +22,16 @@ def gpm(**changes: Any) -> World:
     return World(gpus=[Gpu(**{"gpm": 1, "sm": 80.0, "tensor": 12.5, "dram": 64.0, **changes})])
 
 
-def test_activity_is_the_difference_between_two_readings(start: StartChild) -> None:
+def test_activity_is_the_difference_between_two_readings_that_are_not_too_close(start: StartChild) -> None:
     child = start(gpm(), nvidia_gpm=True)
     assert activity(child) == (None, None, None)
-    child.advance(1)
-    assert activity(child) == (0.8, 0.125, 0.64)
-    child.set(gpm(sm=0.0))
-    child.advance(1)
-    assert activity(child) == (0.0, 0.125, 0.64)
-
-
-def test_samples_too_close_are_not_compared(start: StartChild) -> None:
-    child = start(gpm(), nvidia_gpm=True)
-    activity(child)
     child.advance(0.05)
     assert activity(child) == (None, None, None)
     child.advance(0.06)
     assert activity(child) == (0.8, 0.125, 0.64)
+    child.set(gpm(sm=0.0))
+    child.advance(1)
+    assert activity(child) == (0.0, 0.125, 0.64)
 
 
 def test_permission_lost_and_regained(start: StartChild) -> None:

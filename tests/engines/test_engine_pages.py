@@ -26,15 +26,11 @@ OTHERS = [name for name, page in EXPECTED.items() if "reason" in page]
 BAD_LINES = {"vllm-shim": 1}  # the usage in percent, which is no share
 
 
-def text(name: str) -> bytes:
-    return (PAGES / f"{name}.prom").read_bytes()
-
-
 STAMPED = 1772445600.0  # the samples of pages with timestamps
 
 
 def scrape(name: str, time: float = STAMPED) -> Scrape:
-    return parse_scrape(text(name), target=name, time=time)
+    return parse_scrape((PAGES / f"{name}.prom").read_bytes(), target=name, time=time)
 
 
 def read(engine: EngineReading, page: Scrape) -> dict[str, float | None]:

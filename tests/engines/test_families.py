@@ -47,12 +47,9 @@ def is_read(name: str) -> bool:
     return any(f"{name}{part}" in samples() for part in ("", "_total", "_bucket", "_sum", "_count"))
 
 
-def section(server: str) -> str:
-    return DOCUMENT.partition(f"## {server}\n")[2].partition("\n## ")[0]
-
-
 def rows(server: str) -> Iterator[tuple[str, str]]:
-    for line in section(server).splitlines():
+    section = DOCUMENT.partition(f"## {server}\n")[2].partition("\n## ")[0]
+    for line in section.splitlines():
         if line.startswith("|") and "`" in line:
             first, second = line.strip("| ").split(" | ")
             yield first, second

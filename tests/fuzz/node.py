@@ -14,7 +14,7 @@ from random import Random
 from typing import Any, Final
 
 from kvpressure.engines.registry import log_line
-from kvpressure.model.readings import GpuProcess, Snapshot, StepStats, Termination
+from kvpressure.model.readings import GpuProcess, Snapshot, Termination
 from kvpressure.runtime.plausibility import believed
 from kvpressure.sources.base import Reading
 from kvpressure.sources.plugin_metrics import read_plugin_metrics
@@ -155,20 +155,15 @@ def _changed(given: Snapshot, changes: Mapping[str, Any], tick: int) -> Snapshot
         )
         given = replace(given, containers=one(given.containers, box))
     if "report" in changes:
-        given = replace(given, steps=one(given.steps, _steps(changes["report"], given)))
-        given = replace(given, steps=tuple(stats for stats in given.steps if stats is not None))
+        found = read_plugin_metrics(changes["report"].encode(errors="replace"), "n", BAD, given.time)
+        first = found.steps[:1] if found else ()  # the engine that the plugin counts first
+        given = replace(given, steps=(*given.steps[:which], *first, *given.steps[which + 1 :]))
     if "logs" in changes:
         given = replace(given, logs=tuple(log_line("n", BAD, "vllm", line) for line in changes["logs"]))
     entered = believed(Reading(gpus=given.gpus, containers=given.containers, allocator=given.allocator))
     return replace(
         given, gpus=entered.gpus or (), containers=entered.containers or (), allocator=entered.allocator or ()
     )
-
-
-def _steps(body: str, given: Snapshot) -> StepStats | None:
-    """The steps of the first engine that the plugin counts on a page, if any."""
-    found = read_plugin_metrics(body.encode(errors="replace"), "n", BAD, given.time)
-    return found.steps[0] if found and found.steps else None
 
 
 NODE: Final = Subject("node", make_node, check_node)

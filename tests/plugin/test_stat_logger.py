@@ -83,12 +83,6 @@ def thing(value: Any) -> Any:
     return [thing(item) for item in value] if isinstance(value, list) else value
 
 
-def recorded() -> list[dict[str, Any]]:
-    """Steps of vLLM 0.32 as it logged them, with a full cache, preempted requests and prompts."""
-    with gzip.open(RECORDED, "rt") as lines:
-        return [json.loads(line) for line in lines]
-
-
 def engines() -> dict[str, StepStats]:
     """What the exporter reads on the page, by engine."""
     found = read_plugin_metrics(generate_latest(REGISTRY), "ns", "p", time.time())
@@ -98,7 +92,8 @@ def engines() -> dict[str, StepStats]:
 
 class TestRecorded:
     def test_a_real_session_is_counted_as_it_was(self, frontend) -> None:
-        calls = recorded()
+        """Steps of vLLM 0.32 as it logged them, with a full cache, preempted requests and prompts."""
+        calls = [json.loads(line) for line in gzip.decompress(RECORDED.read_bytes()).splitlines()]
         logger = frontend(None, 0)
         for call in calls:
             logger.record(thing(call["scheduler_stats"]), thing(call["iteration_stats"]), None, call["engine_idx"])

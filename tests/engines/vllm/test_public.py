@@ -134,18 +134,13 @@ def test_json_keeps_its_numbers_and_known_modes() -> None:
     }
 
 
-def real_lines() -> list[str]:
-    files = (file for file in sorted(LOGS.rglob("*")) if file.is_file())
-    lines = (line for file in files for line in file.read_text(errors="replace").splitlines())
-    return [line for line in lines if recognise(strip(line)) is not None]
-
-
 def test_events_of_real_servers_are_read_as_before() -> None:
-    lines = real_lines()
-    assert len(lines) > 30
-    for line in lines:
-        before, kept = recognise(strip(line)), public.public_line(line)
-        assert kept is not None
+    files = (file for file in LOGS.rglob("*") if file.is_file())
+    lines = [line for file in files for line in file.read_text(errors="replace").splitlines()]
+    events = {line: event for line in lines if (event := recognise(strip(line))) is not None}
+    assert len(events) > 30
+    for line, before in events.items():
+        kept = public.public_line(line)
         after = recognise(kept)
         assert (after.event, after.facts, after.allocator) == (before.event, before.facts, before.allocator)
         assert public.public_line(kept) == kept

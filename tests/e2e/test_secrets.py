@@ -102,20 +102,10 @@ def test_a_secret_of_a_pod_is_in_nothing_that_is_said_of_it(
     for where, text in shown(document, argv):
         assert SECRET not in text, where
     manifest = tmp_path / "pod.yaml"
-    manifest.write_text(yaml.safe_dump(deployment(document)))
+    manifest.write_text(yaml.safe_dump(document | {"kind": "Pod"}))
     for arguments in (["audit", str(manifest), "--all"], ["audit", str(manifest), "--all", "--format", "json"]):
         main(arguments)
         printed = capsys.readouterr()
         assert printed.out + printed.err
         assert SECRET not in printed.out + printed.err, arguments
     assert SECRET not in caplog.text
-
-
-def deployment(document: dict[str, Any]) -> dict[str, Any]:
-    labels, spec = {"app": "chat"}, document["spec"]
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": "chat", "namespace": "ns"},
-        "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": spec}},
-    }

@@ -7,7 +7,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 
 class RawServer:
@@ -76,12 +76,11 @@ def response(
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
 
 
-def answering(*answers: bytes) -> RawServer:
-    """Answers each request of a connection with the next of ``answers``, the last one again and again."""
+def answering(answer: bytes) -> RawServer:
+    """Answers every request in the same way."""
 
     def script(server: RawServer, connection: socket.socket) -> None:
-        for answer in _then_last(answers):
-            server.read_request(connection)
+        while server.read_request(connection):
             connection.sendall(answer)
 
     return RawServer(script)
@@ -107,9 +106,3 @@ def reset(connection: socket.socket) -> None:
     """Close with RST instead of FIN."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()
-
-
-def _then_last(answers: tuple[bytes, ...]) -> Iterator[bytes]:
-    yield from answers
-    while True:
-        yield answers[-1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import json
 import re
 import tracemalloc
@@ -48,23 +47,6 @@ def test_the_file_is_valid_openmetrics(recording: Path, tmp_path: Path) -> None:
     assert len(samples) + len(grouped) == count
     assert {f"kvpressure_{metric.name}" for metric in METRICS} >= {sample.name for sample in samples}
     assert all(sample.timestamp is not None for sample in samples)
-
-
-def test_summaries_come_point_by_point_in_order_of_time(tmp_path: Path) -> None:
-    backfill(L_DP2, tmp_path / "out")
-    grouped, _ = _grouped((tmp_path / "out").read_text())
-    points = [
-        (
-            re.sub(r'quantile="[^"]*",?', "", line.split(" ")[0]),
-            float(line.split(" ")[2]),
-        )
-        for line in grouped
-    ]
-    assert points
-    assert [point for point, _ in itertools.groupby(points)] == list(dict.fromkeys(points))
-    metrics = [metric for metric, _ in itertools.groupby(points, key=lambda point: point[0])]
-    assert len(metrics) == len(set(metrics))
-    assert all(a[1] <= b[1] for a, b in itertools.pairwise(points) if a[0] == b[0])
 
 
 def _grouped(text: str) -> tuple[list[str], str]:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+TOKEN_SECONDS = 0.006
+
 
 @dataclass
 class FakeVllm:
@@ -22,8 +24,6 @@ class FakeVllm:
     blocks: int = 4000
     block_size: int = 16
     max_model_len: int = 20000
-    max_num_seqs: int = 64
-    token_seconds: float = 0.006
     leak: int = 0
     factor: float = 1.0
     factor_above: int = 0
@@ -32,15 +32,11 @@ class FakeVllm:
     status: int = 200
     key: str | None = None
     usage_chunks: bool = True
-    model: str = "small"
-    root: str | None = None
     requests: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        self._slots = threading.Semaphore(self.max_num_seqs)
         self._used: dict[int, int] = {}
-        self._waiting = 0
         self._leaked = 0
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
@@ -58,10 +54,10 @@ class FakeVllm:
         """The metrics page now."""
         with self._lock:
             used = sum(self._used.values()) + self._leaked + self.held
-            running, waiting = len(self._used) + self.others, self._waiting
-        labels = f'engine="0",model_name="{self.model}"'
+            running = len(self._used) + self.others
+        labels = 'engine="0",model_name="small"'
         return (
-            f"vllm:num_requests_running{{{labels}}} {running}\nvllm:num_requests_waiting{{{labels}}} {waiting}\n"
+            f"vllm:num_requests_running{{{labels}}} {running}\nvllm:num_requests_waiting{{{labels}}} 0\n"
             f"vllm:kv_cache_usage_perc{{{labels}}} {used / (self.blocks - 1)}\n"
             f'vllm:cache_config_info{{block_size="{self.block_size}",engine="0",gpu_memory_utilization="0.9",'
             f'num_gpu_blocks="{self.blocks}"}} 1.0\n'
@@ -72,23 +68,19 @@ class FakeVllm:
         with self._lock:
             self.requests.append(body)
             number = len(self.requests)
-            self._waiting += 1
-        with self._slots:
+        prompt = len(body["prompt"])
+        for answered in range(1, body["max_tokens"] + 1):
+            time.sleep(TOKEN_SECONDS)
+            factor = self.factor if prompt > self.factor_above else 1.0
             with self._lock:
-                self._waiting -= 1
-            prompt = len(body["prompt"])
-            for answered in range(1, body["max_tokens"] + 1):
-                time.sleep(self.token_seconds)
-                factor = self.factor if prompt > self.factor_above else 1.0
-                with self._lock:
-                    self._used[number] = int(factor * -(-(prompt + answered) // self.block_size))
-                chunk: dict[str, Any] = {"choices": [{"text": "x"}]}
-                if self.usage_chunks:
-                    chunk["usage"] = {"completion_tokens": answered}
-                write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
-            with self._lock:
-                del self._used[number]
-                self._leaked += self.leak
+                self._used[number] = int(factor * -(-(prompt + answered) // self.block_size))
+            chunk: dict[str, Any] = {"choices": [{"text": "x"}]}
+            if self.usage_chunks:
+                chunk["usage"] = {"completion_tokens": answered}
+            write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+        with self._lock:
+            del self._used[number]
+            self._leaked += self.leak
         write(b"data: [DONE]\n\n")
 
 
@@ -97,8 +89,7 @@ def _handler(fake: FakeVllm) -> type[BaseHTTPRequestHandler]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            card = {"id": fake.model, "root": fake.root or fake.model, "max_model_len": fake.max_model_len}
-            models = {"data": [card]}
+            models = {"data": [{"id": "small", "root": "small", "max_model_len": fake.max_model_len}]}
             body = fake.page() if self.path == "/metrics" else json.dumps(models)
             self._send(200 if self.path in ("/metrics", "/v1/models") else 404, body.encode())
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -16,18 +15,19 @@ from kvpressure.advice.mitigation import plan
 from kvpressure.engines.registry import dialect
 from kvpressure.model import readings as r
 from kvpressure.model.arguments import GIB
-from kvpressure.model.readings import Snapshot
+from kvpressure.model.readings import EngineReading, Scrape, Snapshot
 from kvpressure.model.signals import TierSignals
 from kvpressure.model.state import EngineState
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.settings.thresholds import builtin
 from kvpressure.sources.scrape.scanner import parse_scrape
+from tests.diagnosis.test_transfers import STEP, between
 
 pytestmark = pytest.mark.slow
 
 FOLDER = Path(__file__).parents[1] / "fixtures/pages-2026"
 SCENES = yaml.safe_load((FOLDER / "tiers.yaml").read_text())
-STEP, START = 5, 1_800_000_000.0
+START = 1_800_000_000.0
 WORDS = {"true": True, "false": False, "unknown": None, True: True, False: False}
 BUSY = {  # what a server shows that decodes and lets nobody wait
     "vllm": (
@@ -46,47 +46,30 @@ LABELS = {
 }
 
 
-def values(page: str) -> dict[str, float]:
-    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in page.splitlines() if line[0] != "#"}
-
-
-def gauges(page: str) -> set[str]:
-    return set(re.findall(r"^# TYPE (\S+) gauge", page, re.MULTILINE))
-
-
-def between(scene: Mapping[str, Any]) -> Iterator[str]:
-    """The server's pages in steps: counters grow evenly, gauges have the last page's value."""
-    if isinstance(scene["to"], str):
-        last = (FOLDER / scene["to"]).read_text()
-        begin = values((FOLDER / scene["from"]).read_text()) if scene["from"] else {}
-        end, fixed, head = values(last), gauges(last), ""
+def page_of(scene: Mapping[str, Any], end: str, second: int) -> Scrape:
+    """The server's page at one end of the scene, that second of it: a file, or what a busy server shows and these."""
+    if isinstance(scene[end], str):
+        text = (FOLDER / scene[end]).read_text()
     else:
-        server = scene["server"]
-        begin, end = ({_named(server, name): value for name, value in scene[key].items()} for key in ("from", "to"))
-        fixed, head = set(), BUSY[server].replace("{L}", f"{{{LABELS[server]}}}")
-    for second in range(0, scene["seconds"] + 1, STEP):
-        part = second / scene["seconds"]
-        lines = (
-            f"{name} {value if name.partition('{')[0] in fixed else begin.get(name, 0.0) * (1 - part) + value * part}"
-            for name, value in end.items()
+        server, own = scene["server"], LABELS[scene["server"]]
+        text = BUSY[server].replace("{L}", f"{{{own}}}") % (100 * second, 1000 * second)
+        text += "".join(
+            f"{server}:{name.rstrip('}')}{',' if '{' in name else '{'}{own}}} {value}\n"
+            for name, value in scene[end].items()
         )
-        yield (head and head % (100 * second, 1000 * second)) + "\n".join(lines) + "\n"
-
-
-def _named(server: str, name: str) -> str:
-    own, _, labels = name.rstrip("}").partition("{")
-    return f"{server}:{own}{{{LABELS[server]}{',' if labels else ''}{labels}}}"
+    args = tuple(scene.get("args", ()))
+    return parse_scrape(text, target="t", time=START, namespace="n", pod="p", container="c", args=args)
 
 
 @cache
 def judged(number: int) -> EngineState:
     scene, pipeline = SCENES[number], Pipeline()
-    for place, text in enumerate(between(scene)):
-        now = START + STEP * place
-        page = parse_scrape(
-            text, target="t", time=now, namespace="n", pod="p", container="c", args=tuple(scene.get("args", ()))
-        )
-        state = pipeline.observe(Snapshot(now, pages=(page,), targets=("t",)))
+    last = page_of(scene, "to", scene["seconds"])
+    (after,) = last.engines
+    before = page_of(scene, "from", 0).engines[0] if scene["from"] else EngineReading(after.model_name, after.engine)
+    for second in range(0, scene["seconds"] + 1, STEP):
+        now = replace(last, time=START + second, engines=(between(before, after, second / scene["seconds"]),))
+        state = pipeline.observe(Snapshot(now.time, pages=(now,), targets=("t",)))
     (engine,) = state.engines
     return engine
 
@@ -127,9 +110,7 @@ def test_pressure_without_a_tier_asks_for_one_of_twice_the_pool() -> None:
 
 def test_a_preemption_costs_what_is_computed_again_not_what_a_cache_has() -> None:
     scene = SCENES[1]
-    before, after = (
-        parse_scrape((FOLDER / scene[end]).read_text(), target="t", time=1.0).engines[0] for end in ("from", "to")
-    )
+    before, after = (page_of(scene, end, 0).engines[0] for end in ("from", "to"))
     grown = {name: count - before.counters[name] for name, count in after.counters.items() if name in before.counters}
     output = after.histograms[r.REQUEST_OUTPUT].sum - before.histograms[r.REQUEST_OUTPUT].sum
     requests = after.histograms[r.REQUEST_OUTPUT].count - before.histograms[r.REQUEST_OUTPUT].count

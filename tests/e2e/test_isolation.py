@@ -50,6 +50,15 @@ def raising(real: Callable[..., Any], bad: Callable[..., bool], error: Exception
     return instead
 
 
+def first_try(one: Any, *_: Any) -> bool:
+    """Whether it is the bad one, an engine, GPU or container, which is not known to have failed."""
+    return one.failure is None and BAD in str(one.key if hasattr(one, "key") else one.reading)
+
+
+def described(kind: type) -> Callable[..., bool]:
+    return lambda one, *_: isinstance(one, kind) and BAD in str(one)
+
+
 def tracks_bad(tracker: Any, *_: Any) -> bool:
     return tracker.page is not None and tracker.page.pod == BAD
 
@@ -79,51 +88,26 @@ RENDER_PLACES = {
     "metrics engine": (collector, "add_engine", lambda _, one: one.key.pod == BAD and one.failure is None, "engine"),
     "metrics engine twice": (collector, "add_engine", lambda _, one: one.key.pod == BAD, "engine"),
     "metrics gpu": (collector, "_memory", lambda one, *_: BAD in one.reading.uuid, "gpu"),
-    "metrics gpu once": (
-        collector,
-        "_memory",
-        lambda one, *_: BAD in one.reading.uuid and one.failure is None,
-        "gpu",
-    ),
+    "metrics gpu once": (collector, "_memory", first_try, "gpu"),
     "metrics container": (collector, "_add_container", lambda _, one: one.reading.pod == BAD, "container"),
     "metrics owner": (collector, "_add_owner", lambda _, one: one.pod == BAD, "gpu"),
     "metrics discovered": (collector, "_add_discovered", lambda _, one: one.pod == BAD, "container"),
     "metrics target": (collector, "_add_target", lambda _, one: BAD in one.target, "target"),
     "metrics source": (collector, "_add_source", lambda _, name, __: name == BAD, "source"),
     "metrics counts": (collector, "_add_gpu_counts", lambda *_: True, "node"),
-    "view": (view, "engine_view", lambda one, *_: one.key.pod == BAD and one.failure is None, "engine"),
+    "view": (view, "engine_view", first_try, "engine"),
     "view twice": (view, "engine_view", lambda one, *_: one.key.pod == BAD, "engine"),
     "rank": (view, "rank", lambda one: one.key.pod == BAD, "engine"),
     "anchor": (view, "_anchor", lambda key: key.pod == BAD, "engine"),
     "headline": (view, "verdict_in_words", lambda one: one.key.pod == BAD, "engine"),
-    "page article": (page, "_load", lambda one: one.key.pod == BAD and one.failure is None, "engine"),
+    "page article": (page, "_load", first_try, "engine"),
     "page article twice": (page, "_load", lambda one: one.key.pod == BAD, "engine"),
-    "json engine": (
-        diagnosis_json,
-        "_engine",
-        lambda one: one.state.key.pod == BAD and one.state.failure is None,
-        "engine",
-    ),
+    "json engine": (diagnosis_json, "_engine", lambda one: first_try(one.state), "engine"),
     "json engine twice": (diagnosis_json, "_engine", lambda one: one.state.key.pod == BAD, "engine"),
-    "json gpu": (diagnosis_json, "_gpu", lambda one, *_: BAD in one.reading.uuid and one.failure is None, "gpu"),
-    "json container": (
-        diagnosis_json,
-        "_container",
-        lambda one: one.reading.pod == BAD and one.failure is None,
-        "container",
-    ),
-    "json discovered": (
-        diagnosis_json,
-        "_fields",
-        lambda one, *_: isinstance(one, Discovered) and one.pod == BAD,
-        "container",
-    ),
-    "json target": (
-        diagnosis_json,
-        "_fields",
-        lambda one, *_: isinstance(one, TargetState) and BAD in one.target,
-        "target",
-    ),
+    "json gpu": (diagnosis_json, "_gpu", first_try, "gpu"),
+    "json container": (diagnosis_json, "_container", first_try, "container"),
+    "json discovered": (diagnosis_json, "_fields", described(Discovered), "container"),
+    "json target": (diagnosis_json, "_fields", described(TargetState), "target"),
     "json source": (diagnosis_json, "_source", lambda one: one.name == BAD, "source"),
 }
 PLACES: dict[str, tuple[Any, str, Callable[..., bool], str, str]] = {

@@ -30,7 +30,6 @@ class Publisher(AbstractContextManager["Publisher"]):
         return socket.bind_to_random_port("tcp://127.0.0.1")
 
     def wait(self) -> None:
-        """Wait until somebody has subscribed."""
         assert self._pub.poll(10_000), "nobody has subscribed"
         self._pub.recv()
 

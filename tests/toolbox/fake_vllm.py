@@ -51,7 +51,6 @@ class FakeVllm:
         self._server.server_close()
 
     def page(self) -> str:
-        """The metrics page now."""
         with self._lock:
             used = sum(self._used.values()) + self._leaked + self.held
             running = len(self._used) + self.others
@@ -64,7 +63,6 @@ class FakeVllm:
         )
 
     def complete(self, body: dict[str, Any], write: Any) -> None:
-        """Stream one answer."""
         with self._lock:
             self.requests.append(body)
             number = len(self.requests)

@@ -23,7 +23,6 @@ GOOD = [*LIMITS.split(), "--override-generation-config", '{"max_new_tokens": 512
 
 
 def deployment(args: list[str] | None = None, kind: str = "Deployment", **container: Any) -> dict[str, Any]:
-    """A vLLM deployment."""
     server = {
         "name": "vllm",
         "image": "vllm/vllm-openai:v0.11.2",

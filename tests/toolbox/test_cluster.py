@@ -46,7 +46,6 @@ def pod(name: str = "vllm-0", **status: Any) -> dict[str, Any]:
 
 
 def killed(reason: str = "OOMKilled", code: int = 137) -> dict[str, Any]:
-    """Container status after a kill."""
     return {
         "restartCount": 3,
         "lastState": {"terminated": {"reason": reason, "exitCode": code, "finishedAt": "2027-01-15T07:55:00Z"}},
@@ -59,7 +58,6 @@ def stamped(seconds_ago: float, text: str) -> str:
 
 
 def event(reason: str, name: str, kind: str = "Pod", message: str = "why", **more: Any) -> dict[str, Any]:
-    """A Kubernetes event."""
     return {
         "reason": reason,
         "message": message,

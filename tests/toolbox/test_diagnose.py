@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import socket
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -21,7 +20,9 @@ from kvpressure.publish.diagnosis_json import diagnosis_document
 from kvpressure.recording.reader import Reader
 from kvpressure.settings.thresholds import builtin
 from kvpressure.toolbox.common_problems import common_problems
+from kvpressure.toolbox.history import judge
 from tests.helpers.command import Capsys, answer, refused, run
+from tests.helpers.ports import free_port
 from tests.helpers.stated_engine import StatedEngine, engine_from
 from tests.toolbox.conftest import FIXTURES, FakeClock, ServeJson, ServePod
 
@@ -102,6 +103,15 @@ def test_trouble_that_is_over_is_still_told(capsys: Capsys) -> None:
     assert engine["verdict_seconds"]["kv_pressure"] > 0
 
 
+@pytest.mark.parametrize("name", ["agents", "ngram", "priorities", "long-outputs", "engine-stopped"])
+def test_the_moment_shown_is_one_at_which_the_row_held(name: str) -> None:
+    """At the end of an episode the verdict stays for some seconds, while its own facts speak against it."""
+    with Reader(FIXTURES / f"recordings/vllm-cpu-fresh/{name}.jsonl.gz") as reader:
+        (case, *_) = judge(reader, builtin())
+    assert case.view.diagnosis.verdict not in ("healthy", "idle", "unknown")
+    assert not case.view.diagnosis.held
+
+
 # --- live -------------------------------------------------------------------------------------------------
 
 
@@ -160,9 +170,7 @@ def test_an_exporter_of_another_version_breaks_nothing(
 
 def dead_address() -> str:
     """An address on loopback where nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 def test_a_dead_server_is_given_up_soon(capsys: Capsys, clock: FakeClock) -> None:

@@ -12,14 +12,9 @@ import pytest
 import yaml
 
 from tests.helpers.command import Capsys, answer, refused, run
+from tests.toolbox.test_discovering import written
 
 TWO = "{resources: {reservations: {devices: [{driver: nvidia, device_ids: ['0', '1'], capabilities: [gpu]}]}}}"
-
-
-def written(tmp_path: Path, *documents: Mapping[str, Any]) -> str:
-    file = tmp_path / "input.yaml"
-    file.write_text(yaml.safe_dump_all(documents))
-    return str(file)
 
 
 def found(capsys: Capsys, tmp_path: Path, document: Mapping[str, Any]) -> dict[str, Any]:

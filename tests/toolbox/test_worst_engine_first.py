@@ -78,3 +78,23 @@ def test_a_recording_of_a_dead_replica_is_not_an_all_clear(capsys: Capsys) -> No
     assert main(["mitigate", path, "--format", "json"]) == 1
     document = json.loads(capsys.readouterr().out)
     assert (document["pod"], document["verdict"]) == ("vllm-cp10-0", "unknown")
+
+
+SAME = ("namespace", "pod", "model_name", "verdict", "stage", "confidence", "cause")
+NAMES = (
+    *("vllm-cpu/l_dp2", "vllm-cpu/a_idle", "vllm-cpu-loads/04b-limit-and-full-quiet", "incidents/CP10"),
+    *("incidents/HNG2", "incidents/KV01", "incidents-fresh/FTEL1"),
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_diagnose_and_mitigate_agree(capsys: Capsys, name: str) -> None:
+    """On the verdict, its stage, confidence and cause."""
+    path = str(RECORDINGS / f"{name}.jsonl.gz")
+    main(["diagnose", path, "--format", "json"])
+    diagnosed = json.loads(capsys.readouterr().out)["engines"]
+    status = main(["mitigate", path, "--format", "json"])
+    mitigated = json.loads(capsys.readouterr().out)
+    assert {key: mitigated[key] for key in SAME} == {key: diagnosed[0][key] for key in SAME}, "the engine in trouble"
+    assert status == (0 if mitigated["verdict"] == "kv_pressure" else 1)
+    assert mitigated["applies"] == (diagnosed[0]["verdict"] == "kv_pressure")

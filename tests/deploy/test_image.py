@@ -60,13 +60,3 @@ def test_the_health_check_asks_the_exporter() -> None:
     assert not healthy(address)
     with serving_pages(lambda _: None) as address:
         assert not healthy(address)
-
-
-def test_the_context_has_what_is_copied_and_no_more() -> None:
-    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
-    copied = {
-        part.split("/")[0]
-        for line in re.findall(r"^COPY (?!--from)(.*)$", BUILD, re.MULTILINE)
-        for part in line.split()[:-1]
-    }
-    assert kept == copied

@@ -32,24 +32,12 @@ def test_what_is_generated_is_up_to_date() -> None:
     assert generator().check() == []
 
 
-def test_drift_is_noticed_and_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    generate = generator()
-    monkeypatch.setattr(generate, "HERE", tmp_path)
-    monkeypatch.setattr(generate, "schema", lambda: "schema\n")
-    monkeypatch.setattr(generate, "chart_readme", lambda: "readme\n")
-    monkeypatch.setattr(generate, "manifest_files", lambda: iter([("manifests/nvidia/daemonset.yaml", "daemonset\n")]))
-    monkeypatch.setattr(generate, "other_operator_files", lambda: iter([]))
-    assert len(generate.generate()) == 3
-    assert generate.check() == []
-    (tmp_path / "manifests/nvidia/daemonset.yaml").write_text("edited\n")
-    (tmp_path / "helm/kvpressure/values.schema.json").unlink()
-    (tmp_path / "manifests/nvidia/old.yaml").write_text("")
-    assert sorted(generate.check()) == [
-        "helm/kvpressure/values.schema.json: missing",
-        "manifests/nvidia/daemonset.yaml: differs from what would be generated",
-        "manifests/nvidia/old.yaml: not generated",
-    ]
-    assert generate.generate() == ["helm/kvpressure/values.schema.json", "manifests/nvidia/daemonset.yaml"]
+def test_a_manifest_that_nothing_generates_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is missing or differs is noticed as in the bundle (tests/bundle/test_render.py)."""
+    monkeypatch.setattr(generator(), "HERE", tmp_path)
+    (tmp_path / "manifests").mkdir()
+    (tmp_path / "manifests/old.yaml").touch()
+    assert generator()._unknown({}) == ["manifests/old.yaml: not generated"]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

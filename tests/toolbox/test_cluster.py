@@ -215,6 +215,7 @@ def test_the_two_sides_of_a_pair_are_compared(capsys: Capsys, kubectl: FakeKubec
     [
         ('{"items": []}', "no pod runs vLLM or SGLang (pods found: 0)"),
         ("not json", "not JSON"),
+        ("[" * 200_000, "not JSON"),
         ("[]", "no pod runs vLLM"),
         ('{"items": [1, {"metadata": 3}]}', "runs vLLM"),
         (Exception('Error from server (Forbidden): pods is forbidden: User "me"'), "pods is forbidden"),

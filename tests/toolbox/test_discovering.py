@@ -150,11 +150,7 @@ def test_a_namespace_is_read_through_kubectl(capsys: Capsys, kubectl: FakeKubect
     assert len(ENGINES) >= 50
 
 
-def test_a_namespace_that_kubectl_refuses_is_one_clear_line(capsys: Capsys, kubectl: FakeKubectl) -> None:
-    refusal = 'Error from server (Forbidden): pods is forbidden: User "jane" cannot list resource "pods"'
-    kubectl.answers = [("get pods", Exception(refusal))]
-    kubectl.install()
-    assert refusal in refused(capsys, "discover -n inference")
+def test_a_namespace_without_engines_is_one_clear_line(capsys: Capsys, kubectl: FakeKubectl) -> None:
     kubectl.answers = [("get pods", as_list([]))]
     kubectl.install()
     said = refused(capsys, "discover -n inference -l app=vllm")

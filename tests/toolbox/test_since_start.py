@@ -35,7 +35,6 @@ def test_a_real_page_tells_its_usual_requests() -> None:
 @pytest.mark.parametrize(
     "histogram",
     [
-        Histogram(),
         Histogram(sum=5.0, count=0.0),
         Histogram(bounds=(1.0, float("inf")), counts=(0.0,), count=1.0),
         Histogram(bounds=(1.0, float("inf")), counts=(0.0, 0.0), count=None),

@@ -208,22 +208,18 @@ def page(text: str) -> object:
     return first, scanner.scan("other_total 1\n" + text[: len(text) // 2] + "vllm:a 1\n" + text[len(text) // 2 :])
 
 
-def settings_file(text: str) -> object:
-    path = Path(FILES.name) / "settings.yaml"
-    path.write_text(text)
-    try:
-        return yaml_lines.read(path)
-    except InputError as error:
-        return str(error)
+def file(read: Callable[[Path], object]) -> Callable[[str], object]:
+    """What is read of a file with the text."""
 
+    def reader(text: str) -> object:
+        path = Path(FILES.name) / "file.yaml"
+        path.write_text(text)
+        try:
+            return read(path)
+        except InputError as error:
+            return str(error)
 
-def manifest(text: str) -> object:
-    path = Path(FILES.name) / "pod.yaml"
-    path.write_text(text)
-    try:
-        return manifests.pod_documents(str(path))
-    except InputError as error:
-        return str(error)
+    return reader
 
 
 def merged(count: int) -> str:
@@ -286,7 +282,7 @@ DOCUMENTS: dict[str, tuple[Callable[[str], object], int, tuple[Callable[[int], s
         ),
     ),
     "YAML": (
-        settings_file,
+        file(yaml_lines.read),
         100,
         (
             lines("a#: 1"),
@@ -317,7 +313,7 @@ DOCUMENTS: dict[str, tuple[Callable[[str], object], int, tuple[Callable[[int], s
         ),
     ),
     "manifests": (
-        manifest,
+        file(lambda path: list(manifests.pod_documents([str(path)]))),
         40,
         (
             lines("a#: {b: [1, 2]}"),

@@ -114,10 +114,6 @@ def survives(process: Process, targets: int) -> None:
     assert "isolated_failures_total{" not in seen
 
 
-def hostile_and_honest(hostile: Serve) -> list[str]:
-    return [f"bad/p{n}={hostile(kind)}/{n}" for n, kind in enumerate(KINDS)] + [honest(hostile)]
-
-
 def honest(hostile: Serve) -> str:
     return f"good/chat-0={hostile(lambda _version: HONEST)}/honest"
 
@@ -152,7 +148,8 @@ def test_a_small_address_space_is_enough(hostile: Serve, start: Callable[..., Pr
 def test_a_container_of_half_the_charts_limit_is_enough(
     hostile: Serve, start: Callable[..., Process], cgroup: Cgroup
 ) -> None:
-    process = start(hostile_and_honest(hostile), cgroup.enter)
+    bad = [f"bad/p{n}={hostile(kind)}/{n}" for n, kind in enumerate(KINDS)]
+    process = start([*bad, honest(hostile)], cgroup.enter)
     survives(process, len(KINDS) + 1)
     assert cgroup.peak_mib() > 0.5 * process.memory_mib()
     assert process.stop() == 0

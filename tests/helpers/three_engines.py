@@ -10,6 +10,8 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
+import pytest
+
 from kvpressure.model import readings as r
 from kvpressure.model.isolation import REASONS
 from kvpressure.model.readings import (
@@ -109,10 +111,6 @@ def snapshot(i: int) -> Snapshot:
     )
 
 
-def _no_number(text: str) -> None:
-    raise AssertionError(f"not JSON: {text}")
-
-
 class Shown:
     def __init__(self, change: Callable[[Snapshot], Snapshot] = lambda one: one, ticks: int = TICKS) -> None:
         pipeline, self.around = Pipeline(), ViewContext()
@@ -122,7 +120,7 @@ class Shown:
         self.site = Site(lambda: self.state, why_unhealthy=lambda: None, why_not_ready=lambda: None, around=self.around)
         self.html = self.get("/").decode()
         self.json = self.get("/api/v1/diagnosis").decode()
-        self.document: dict[str, Any] = json.loads(self.json, parse_constant=_no_number)
+        self.document: dict[str, Any] = json.loads(self.json, parse_constant=pytest.fail)
         self.metrics = self.get("/metrics").decode().splitlines()
 
     def get(self, path: str) -> bytes:

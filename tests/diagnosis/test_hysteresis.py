@@ -8,11 +8,9 @@ import pytest
 
 from kvpressure.diagnosis.diagnose import VerdictHysteresis
 from kvpressure.diagnosis.logic import Answer, Grade
-from kvpressure.pipeline.pipeline import Pipeline
-from kvpressure.recording.reader import Reader
 from kvpressure.settings.thresholds import load
 from tests.diagnosis.servers import play
-from tests.recording.strategies import RECORDINGS
+from tests.recording.strategies import replayed
 
 T = load(None)
 APART = T["kv_recent_seconds"]
@@ -98,11 +96,9 @@ def test_unknown_is_not_found_sooner() -> None:
 
 def test_what_no_longer_holds_speaks_against_a_verdict_that_is_held() -> None:
     """A stopped engine goes on: for some seconds it is still called stalled, and progress is no reason for that."""
-    pipeline, progress = Pipeline(), "requests made progress in the last"
-    found = []
-    with Reader(RECORDINGS / "vllm-cpu-fresh" / "engine-stopped.jsonl.gz") as reader:
-        for snapshot in reader:
-            found += [one.diagnosis for one in pipeline.observe(snapshot).engines if one.diagnosis.verdict == "stalled"]
+    progress = "requests made progress in the last"
+    said = (engine.diagnosis for state in replayed("vllm-cpu-fresh/engine-stopped") for engine in state.engines)
+    found = [diagnosis for diagnosis in said if diagnosis.verdict == "stalled"]
     assert len(found) > 5
     assert not any(progress in " ".join(diagnosis.supporting) for diagnosis in found)
     assert any(progress in " ".join(diagnosis.opposing) for diagnosis in found)

@@ -19,6 +19,7 @@ STALE = builtin()["stale_page_seconds"]
 HOUR = 3600.0
 NOW = 1.76e9
 THREE_YEARS = 3 * 365 * 24 * HOUR
+OOM = log_line("inference", "chat-0", "vllm", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.16 GiB.")
 
 
 def page(t: float, i: int, tokens: float | None = None, in_flight: float = 4.0) -> Scrape:
@@ -68,11 +69,8 @@ def test_what_a_dead_source_read_last_is_not_taken_for_now(silent_seconds, known
 
 def test_log_events_stay_counted_while_the_source_of_containers_fails():
     pipeline = Pipeline()
-    oom = log_line(
-        "inference", "chat-0", "vllm", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.16 GiB."
-    )
-    pipeline.observe(Snapshot(1000.0, containers=(throttled(1),), logs=(oom,)))
-    (container,) = pipeline.observe(Snapshot(1001.0, logs=(oom,))).containers
+    pipeline.observe(Snapshot(1000.0, containers=(throttled(1),), logs=(OOM,)))
+    (container,) = pipeline.observe(Snapshot(1001.0, logs=(OOM,))).containers
     assert (container.reading, container.log_events) == (
         ContainerReading("inference", "chat-0", "vllm"),
         {"cuda_oom": 2},
@@ -111,11 +109,8 @@ def test_a_stall_is_found_in_time_after_a_clock_stepped_back():
 def test_what_was_seen_in_the_future_of_a_clock_that_stepped_back_is_forgotten():
     pipeline = Pipeline()
     xid = GpuReading("GPU-1", 0, "nvidia", xid_errors={79: 1})
-    oom = log_line(
-        "inference", "chat-0", "vllm", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.16 GiB."
-    )
     for i, t in enumerate(stepped(2, 0)):
-        pipeline.observe(Snapshot(t, gpus=(gpu() if i == 0 else xid,), logs=(oom,), pages=(page(t, i),)))
+        pipeline.observe(Snapshot(t, gpus=(gpu() if i == 0 else xid,), logs=(OOM,), pages=(page(t, i),)))
     before, line = 10_000.0 - HOUR, log_line("inference", "chat-0", "vllm", "x")
     state = pipeline.observe(Snapshot(before, gpus=(xid,), logs=(line,), pages=(page(before, 3),)))
     conditions = state.engines[0].diagnosis.conditions

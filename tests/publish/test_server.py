@@ -333,14 +333,6 @@ class TestHostileCrowds:
             assert got < len(BIG)
         assert published.refused == {"answer_timeout": 1}
 
-    def test_a_slow_reader_still_gets_everything(self, start: Start) -> None:
-        with slow_client(start(Big())) as slow:
-            data = b""
-            while part := slow.recv(2**16):
-                data += part
-                time.sleep(0.0005)
-        assert data.partition(b"\r\n\r\n")[2] == BIG
-
 
 class TestLife:
     def test_every_address_is_served_until_the_server_stops(self, published: Published) -> None:

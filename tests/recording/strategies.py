@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -26,6 +27,9 @@ from kvpressure.model.readings import (
     StepStats,
     Termination,
 )
+from kvpressure.model.state import State
+from kvpressure.pipeline.pipeline import Pipeline
+from kvpressure.recording.reader import Reader
 from kvpressure.sources.scrape.scanner import parse_scrape
 
 RECORDINGS = Path(__file__).parents[1] / "fixtures" / "recordings"
@@ -47,6 +51,13 @@ def filled(kind: type[T], **own: Any) -> T:
     return kind(
         **{one.name: own.get(one.name, _BY_TYPE.get(str(one.type).removesuffix(" | None"))) for one in fields(kind)}
     )
+
+
+def replayed(name: str) -> Iterator[State]:
+    """What is said at each tick of a recording, by its path below RECORDINGS without its ending."""
+    pipeline = Pipeline()
+    with Reader(RECORDINGS / f"{name}.jsonl.gz") as reader:
+        yield from map(pipeline.observe, reader)
 
 
 @lru_cache

@@ -10,10 +10,8 @@ import pytest
 from kvpressure.model.readings import EngineKey
 from kvpressure.model.signals import KvSignals, Signals
 from kvpressure.model.state import Diagnosis, EngineState
-from kvpressure.pipeline.pipeline import Pipeline
-from kvpressure.recording.reader import Reader
 from kvpressure.recording.timeline import Timeline, json_line
-from tests.recording.strategies import RECORDINGS
+from tests.recording.strategies import replayed
 
 KEY = EngineKey("ns", "pod", "model", "0")
 CONTRACT = {
@@ -28,18 +26,15 @@ def idle(signals: Signals) -> EngineState:
 
 
 def test_the_json_line_is_the_contract_on_a_real_recording() -> None:
-    with Reader(RECORDINGS / "vllm-cpu" / "l_dp2.jsonl.gz") as reader:
-        pipeline = Pipeline()
-        for snapshot in reader:
-            state = pipeline.observe(snapshot)
-            lines = [json.loads(json_line(snapshot.time, item)) for item in state.engines]
-            assert sorted(line["engine"] for line in lines) == ["0", "1"]
-            for line in lines:
-                assert set(line) == CONTRACT
-                assert line["t"] == snapshot.time
-                for group in ("evidence", "conditions", "documented_signature"):
-                    assert all(value in (True, False, None) for value in line[group].values())
-                assert all(value is None or isinstance(value, float) for value in line["signals"].values())
+    for state in replayed("vllm-cpu/l_dp2"):
+        lines = [json.loads(json_line(state.time, item)) for item in state.engines]
+        assert sorted(line["engine"] for line in lines) == ["0", "1"]
+        for line in lines:
+            assert set(line) == CONTRACT
+            assert line["t"] == state.time
+            for group in ("evidence", "conditions", "documented_signature"):
+                assert all(value in (True, False, None) for value in line[group].values())
+            assert all(value is None or isinstance(value, float) for value in line["signals"].values())
 
 
 def test_what_is_no_number_in_json_is_null() -> None:

@@ -15,7 +15,6 @@ from lab.demo.scenario import PODS
 
 from kvpressure.cli import main
 from kvpressure.model.state import Found
-from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.diagnosis_json import diagnosis_document
 from kvpressure.recording.reader import Reader
 from kvpressure.settings.thresholds import builtin
@@ -24,6 +23,7 @@ from kvpressure.toolbox.history import judge
 from tests.helpers.command import Capsys, answer, refused, run
 from tests.helpers.ports import free_port
 from tests.helpers.stated_engine import StatedEngine, engine_from
+from tests.recording.strategies import replayed
 from tests.toolbox.conftest import FIXTURES, FakeClock, ServeJson, ServePod
 
 pytestmark = pytest.mark.live
@@ -32,17 +32,14 @@ PRESSURE = FIXTURES / "recordings/vllm-cpu/d_kv_pressure.jsonl.gz"
 CHAT = PODS[0]
 
 
-def document_of(path: Path) -> dict[str, Any]:
+def document_of(recording: str) -> dict[str, Any]:
     """What an exporter would say at the end of a recording."""
-    return json.loads(_said_of(path))
+    return json.loads(_said_of(recording))
 
 
 @cache
-def _said_of(path: Path) -> str:
-    pipeline = Pipeline()
-    with Reader(path) as reader:
-        for snapshot in reader:
-            state = pipeline.observe(snapshot)
+def _said_of(name: str) -> str:
+    *_, state = replayed(name)
     return json.dumps(diagnosis_document(state, "node-1"))
 
 
@@ -133,7 +130,7 @@ def test_one_dead_server_among_several_is_unknown_not_an_error(capsys: Capsys, s
 
 
 def test_an_exporter_answers_for_its_node(capsys: Capsys, serve_json: ServeJson) -> None:
-    address = serve_json({"/api/v1/diagnosis": document_of(FIXTURES / "recordings/incidents/KV01.jsonl.gz")})
+    address = serve_json({"/api/v1/diagnosis": document_of("incidents/KV01")})
     status, document = answer(capsys, "diagnose", "--exporter", address)
     assert status == 1
     assert document["engines"][0]["verdict"] == "kv_pressure"

@@ -156,7 +156,7 @@ def test_a_watch_waits_for_a_server_that_is_not_up_yet(
 
 @pytest.mark.usefixtures("clock")
 def test_an_exporter_that_stops_is_said_with_its_time(serve_json: ServeJson) -> None:
-    answers: dict[str, Any] = {"/api/v1/diagnosis": document_of(FIXTURES / "recordings/incidents/KV01.jsonl.gz")}
+    answers: dict[str, Any] = {"/api/v1/diagnosis": document_of("incidents/KV01")}
     stops, stays = serve_json(answers), serve_json(dict(answers))
     looks = following.exporters([stops, stays])
     assert [len(found.cases) for found in next(looks)] == [1, 1]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -202,7 +201,7 @@ def test_another_verdict_is_said_first(capsys: Capsys) -> None:
 
 
 def test_an_exporter_and_a_live_server(capsys: Capsys, serve_json: ServeJson, serve_pod: ServePod) -> None:
-    address = serve_json({"/api/v1/diagnosis": document_of(Path(PRESSURE))})
+    address = serve_json({"/api/v1/diagnosis": document_of("vllm-cpu/d_kv_pressure")})
     document = mitigate(capsys, f"--exporter {address}")[1]
     assert document["applies"] is True
     (diagnosed,) = answer(capsys, f"diagnose --exporter {address}")[1]["engines"]

@@ -35,8 +35,8 @@ DOWN, UP, ENTER = b"\x1b[B", b"\x1b[A", b"\r"
 
 def node(*pods: str, **of_each: Any) -> dict[str, Any]:
     """An exporter's document: an idle engine, and one under KV pressure for each of ``pods``."""
-    document = document_of(FIXTURES / "recordings/vllm-cpu/a_idle.jsonl.gz")
-    (pressed,) = document_of(FIXTURES / "recordings/incidents/KV01.jsonl.gz")["engines"]
+    document = document_of("vllm-cpu/a_idle")
+    (pressed,) = document_of("incidents/KV01")["engines"]
     document["engines"] = [document["engines"][0] | {"namespace": "prod", "pod": "calm-0"}]
     of_each = {"namespace": "prod", "since": document["time"] - 300} | of_each
     document["engines"] += [pressed | {"pod": pod} | of_each for pod in pods]

@@ -23,9 +23,9 @@ WORST: Final = {"namespace": "prod", "pod": "worst-0", "model_name": "org/worst"
 
 def node(worst: str, calm_first: bool) -> dict[str, Any]:
     """An exporter's document of an idle engine and one of ``worst`` trouble, which is less certain."""
-    document = document_of(RECORDINGS / "vllm-cpu/a_idle.jsonl.gz")
+    document = document_of("vllm-cpu/a_idle")
     (idle,) = document["engines"]
-    (pressed,) = document_of(RECORDINGS / "incidents/KV01.jsonl.gz")["engines"]
+    (pressed,) = document_of("incidents/KV01")["engines"]
     engines = [idle | CALM | {"confidence": 0.95}, pressed | WORST | {"verdict": worst, "confidence": 0.6}]
     return document | {"engines": engines if calm_first else engines[::-1]}
 

@@ -25,7 +25,9 @@ from kvpressure.model.state import GpuState, State
 from kvpressure.publish.collector import LABEL_LIMIT, Families, clean, families, trouble
 from kvpressure.publish.exposition import Encoder, wants_openmetrics
 from kvpressure.publish.metrics import BY_NAME, METRICS, PREFIX
+from kvpressure.publish.reference import ENGINE_SERIES, GPU_SERIES, render_metrics_reference
 from tests.publish.states import NOW, full_engine, full_gpu, full_state, node, unknown_engine
+from tests.recording.strategies import replayed
 
 ROOT = Path(__file__).parents[2]
 
@@ -303,3 +305,14 @@ def test_an_encoder_remembers_the_last_page_alone() -> None:
         out.add("source_up", (f"source{number}",), 1)
         encoder.encode(out.collect(), openmetrics=False)
     assert [len(series) for series in encoder._series.values()] == [1]
+
+
+def test_the_series_of_an_engine_and_a_gpu_are_stated_as_they_are() -> None:
+    most = 0
+    for state in replayed("vllm-cpu/d_kv_pressure"):
+        shown = [sample for family in families(state).collect() for sample in family.samples]
+        most = max(most, sum(1 for sample in shown if "engine" in sample.labels))
+    assert most == ENGINE_SERIES, "ENGINE_SERIES in publish/reference.py: each published value or finding counts"
+    gpu = (ROOT / "tests/golden/gpu_h100.metrics").read_text().splitlines()
+    assert sum(1 for line in gpu if line.startswith("kvpressure_gpu_")) == GPU_SERIES
+    assert f"about {ENGINE_SERIES} series" in render_metrics_reference()

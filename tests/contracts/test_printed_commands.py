@@ -110,29 +110,17 @@ def test_every_flag_that_advice_names_is_one_that_a_kept_release_of_the_server_h
     assert not named - known.keys() - {"--profile"}, "(of kubectl debug)"
 
 
-def recording_of_pressure(folder: Path, target: str) -> str:
-    """A recording of KV pressure whose engine has this target."""
+def test_the_input_and_an_address_in_it_are_quoted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    address, path = "http://10.0.0.5:8000/a;touch${IFS}/x/pwn3", tmp_path / "a; b.jsonl"
     text = gzip.decompress((RECORDINGS / "vllm-cpu/d_kv_pressure.jsonl.gz").read_bytes()).decode()
-    folder.mkdir(exist_ok=True)
-    path = folder / "incident.jsonl"
-    path.write_text(text.replace('"http://127.0.0.1:8000/metrics"', json.dumps(target)))
-    return str(path)
-
-
-def test_an_address_in_a_recording_is_quoted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    address = "http://10.0.0.5:8000/a;touch${IFS}/x/pwn3"
-    path = recording_of_pressure(tmp_path, f"{address}/metrics")
-    main(["mitigate", path])
-    text = capsys.readouterr().out
-    (verify,) = re.findall(r"\$ (kvpressure mitigate --verify .*)", text)
-    assert shlex.split(verify) == ["kvpressure", "mitigate", "--verify", address]
-
-
-def test_the_input_is_quoted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = recording_of_pressure(tmp_path / "a; b", "http://10.0.0.5:8000/metrics")
-    main(["diagnose", path])
-    (again,) = re.findall(r"\$ (kvpressure mitigate (?!--verify).*)", capsys.readouterr().out)
-    assert shlex.split(again) == ["kvpressure", "mitigate", path]
+    path.write_text(text.replace('"http://127.0.0.1:8000/metrics"', json.dumps(f"{address}/metrics")))
+    for asked, printed, words in (
+        ("mitigate", r"\$ (kvpressure mitigate --verify .*)", ["--verify", address]),
+        ("diagnose", r"\$ (kvpressure mitigate (?!--verify).*)", [str(path)]),
+    ):
+        main([asked, str(path)])
+        (line,) = re.findall(printed, capsys.readouterr().out)
+        assert shlex.split(line) == ["kvpressure", "mitigate", *words]
 
 
 # --- in the code ------------------------------------------------------------------------------------------

@@ -5,9 +5,12 @@ from __future__ import annotations
 from itertools import groupby
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvpressure.diagnosis.diagnose import VerdictHysteresis
 from kvpressure.diagnosis.logic import Answer, Grade
+from kvpressure.model.state import VERDICTS
 from kvpressure.settings.thresholds import load
 from tests.diagnosis.servers import play
 from tests.recording.strategies import replayed
@@ -26,6 +29,11 @@ def published(course: list[tuple[float, str]]) -> list[str]:
 def test_samples_far_apart_need_no_second_one(apart: float, at_once: bool) -> None:
     found = published([(0, "idle"), (apart, "kv_pressure"), (2 * apart, "kv_pressure")])
     assert found == ["idle", "kv_pressure" if at_once else "idle", "kv_pressure"]
+
+
+@given(st.lists(st.sampled_from(VERDICTS), min_size=1, max_size=60))
+def test_a_verdict_found_for_sixteen_seconds_is_always_the_published_one(names: list[str]) -> None:
+    assert published([*enumerate(names), *((1000 + t, "compute_bound") for t in range(17))])[-1] == "compute_bound"
 
 
 def test_what_nobody_finds_any_more_does_not_stand_because_the_others_disagree() -> None:

@@ -1,4 +1,4 @@
-"""Verdicts, conditions, signature, hysteresis and advice: each rule at its boundary."""
+"""Verdicts, conditions, signature and advice: each rule at its boundary."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kvpressure.advice import limits as advice
 from kvpressure.diagnosis import conditions
 from kvpressure.diagnosis.conditions import NAMES, Ahead, HeldCache
-from kvpressure.diagnosis.diagnose import VerdictHysteresis, decide
+from kvpressure.diagnosis.diagnose import decide
 from kvpressure.diagnosis.finding import Recent, View
 from kvpressure.diagnosis.findings import ROWS, Gathered, Values
 from kvpressure.diagnosis.logic import Answer, Grade
@@ -345,20 +345,6 @@ def test_each_documented_condition_at_its_boundary(change, name, expected):
 )
 def test_met_is_most_of_five_whatever_the_unknown_ones_are(values, expected):
     assert conditions.most(values) is expected
-
-
-# --- hysteresis ---------------------------------------------------------------------------------------------
-
-
-def run(settled, start, names, step=1.0):
-    return [settled.observe(start + i * step, Answer(name, Grade.STRONG), T).verdict for i, name in enumerate(names)]
-
-
-@given(st.lists(st.sampled_from(VERDICTS), min_size=1, max_size=60))
-def test_a_verdict_found_for_sixteen_seconds_is_always_the_published_one(names):
-    settled = VerdictHysteresis()
-    run(settled, 0, names)
-    assert run(settled, 1000, ["compute_bound"] * 17)[-1] == "compute_bound"
 
 
 # --- advice -------------------------------------------------------------------------------------------------

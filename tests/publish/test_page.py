@@ -180,7 +180,7 @@ def test_with_addresses_dashboards_and_runbooks_are_links() -> None:
     assert "https://grafana.example/d/kvpressure-detail" in links
 
 
-def test_style_and_script_are_the_ones_that_the_policy_allows() -> None:
+def test_the_page_loads_nothing_from_elsewhere() -> None:
     import base64
     import hashlib
 

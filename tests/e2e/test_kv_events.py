@@ -106,7 +106,8 @@ def test_what_events_added_up_to_is_recorded_so_that_an_incident_is_judged_again
 def test_without_an_endpoint_nothing_is_imported_and_with_one_a_missing_library_is_named() -> None:
     code = (
         "from tests.sources.scrape.test_source import *;"
-        "source = EngineSource(Settings((parse_target(sys.argv[1]),), collectors=EVERY_SECOND));"
+        "given = USUAL | {'engine_targets': (parse_target(sys.argv[1]),), 'collectors': EVERY_SECOND};"
+        "source = EngineSource(Settings(**given));"
         "readings = [source.read() for _ in range(2)]; print([one.reason for one in readings[-1].caches]);"
         "print(*({'msgspec', 'kvpressure.sources.kvevents.subscription'} & {*sys.modules}))"
     )

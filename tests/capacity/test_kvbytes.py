@@ -99,11 +99,9 @@ def test_decode_context_parallel_needs_copies_of_the_kv_heads(
 
 def test_decode_context_parallel_divides_the_queries_of_a_kv_head() -> None:
     config = {"num_hidden_layers": 1, "num_attention_heads": 24, "num_key_value_heads": 4, "head_dim": 64}
+    odd = from_config({**config, "num_attention_heads": 48, "num_key_value_heads": 8}, "odd")
     with pytest.raises(InputError, match="6 attention heads for each KV head"):
-        layout(
-            from_config({**config, "num_attention_heads": 48, "num_key_value_heads": 8}, "odd"),
-            Parallel(48, decode_context=4),
-        )
+        layout(odd, Parallel(48, decode_context=4))
     assert layout(from_config(config, "even"), Parallel(24, decode_context=3)).decode_context == 3
 
 

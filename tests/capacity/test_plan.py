@@ -112,9 +112,8 @@ def test_equal_requests_fit_as_often_as_their_blocks() -> None:
 
 
 def test_unequal_requests_leave_room_for_the_long_ones() -> None:
-    load = RequestLoad(
-        (RequestLengths(0, 16, 1.0), RequestLengths(0, 3_184, 1.0))
-    )  # 1 and 199 blocks: mean 100, deviation 99
+    # 1 and 199 blocks: mean 100, deviation 99
+    load = RequestLoad((RequestLengths(0, 16, 1.0), RequestLengths(0, 3_184, 1.0)))
     many = requests_that_fit(layout(LLAMA_7B), 1_100, load, 4096)
     assert many * 100 + 2.33 * many**0.5 * 99 <= 1_100 < (many + 1) * 100 + 2.33 * (many + 1) ** 0.5 * 99
     assert many == 5

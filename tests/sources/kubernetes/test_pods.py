@@ -260,15 +260,10 @@ def test_node_conditions(api: FakeApi, settings: Build) -> None:
     api.status.clear()
     until(lambda: reason_or_none(source) is None)
     api.apply({**node(Ready="False"), "metadata": {"name": "node-2"}})
-    api.apply(
-        {
-            "kind": "Node",
-            "metadata": {"name": "node-1"},
-            "status": {"conditions": [{"type": "A", "status": []}, {"type": 1}, "x", {"type": "A", "status": "True"}]},
-        }
-    )
+    odd = [{"type": "A", "status": []}, {"type": 1}, "x", {"type": "A", "status": "True"}]
+    api.apply({**node(), "status": {"conditions": odd}})
     until(lambda: source.read().node_conditions == (NodeCondition("A", True),))
-    api.apply({"kind": "Node", "metadata": {"name": "node-1"}, "status": "none"})
+    api.apply({**node(), "status": "none"})
     until(lambda: reason_or_none(source) == "api_not_found")
     api.apply(node(Ready="True"))
     until(lambda: reason_or_none(source) is None)

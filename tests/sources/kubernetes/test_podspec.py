@@ -65,15 +65,9 @@ def test_a_program_without_a_gpu_is_no_engine_because_its_text_speaks_of_one() -
 
 @pytest.mark.parametrize("declared", [(8001,), (8001, 8000), ()])
 def test_the_port_annotation_is_of_one_engine(declared: tuple[int, ...]) -> None:
-    both = [
-        container("b", command=["vllm", "serve", "n", "--port", "8001"], ports=ports(*declared)),
-        container("a", command=["vllm", "serve", "m"]),
-    ]
-    found = read(pod(containers=both, annotations={"prometheus.io/port": "8000"}))
-    assert [(e.container, e.target.port, e.refusal) for e in found.engines if e.target] == [
-        ("b", 8001, None),
-        ("a", 8000, None),
-    ]
+    other = container("b", command=["vllm", "serve", "n", "--port", "8001"], ports=ports(*declared))
+    found = read(pod(containers=[other, container("a")], annotations={"prometheus.io/port": "8000"}))
+    assert {e.container: (e.target.port, e.refusal) for e in found.engines} == {"b": (8001, None), "a": (8000, None)}
 
 
 MULTI = ["vllm", "serve", "m", "--data-parallel-multi-port-external-lb", "--port", "8200"]
@@ -96,13 +90,8 @@ MULTI = ["vllm", "serve", "m", "--data-parallel-multi-port-external-lb", "--port
 def test_each_rank_of_a_multi_port_server_has_a_page(
     more: list[str], host: bool, declared: tuple[int, ...], expected: range, refusal: str | None
 ) -> None:
-    found = engine(
-        pod(
-            containers=[container(command=[*MULTI, *more], ports=ports(*declared))],
-            host_network=host,
-            annotations={"prometheus.io/port": "8201"},
-        )
-    )
+    server = container(command=[*MULTI, *more], ports=ports(*declared))
+    found = engine(pod(containers=[server], host_network=host, annotations={"prometheus.io/port": "8201"}))
     assert [t.port for t in found.targets] == list(expected)
     assert found.refusal == refusal
     one = engine(pod(containers=[container(command=["vllm", "serve", "m", "-dp", "8"])]))
@@ -118,13 +107,9 @@ def test_on_the_network_of_the_node_kv_events_are_read_at_declared_ports_only() 
 
 def test_an_engine_as_a_native_sidecar() -> None:
     document = pod(containers=[{"name": "app", "image": "own"}])
-    document["spec"]["initContainers"] = [
-        container("download", restartPolicy="Never"),
-        container(restartPolicy="Always"),
-    ]
-    document["status"]["initContainerStatuses"] = [
-        {"name": "vllm", "restartCount": 2, "ready": True, "containerID": "containerd://" + "ab" * 32}
-    ]
+    document["spec"]["initContainers"] = [container("download"), container(restartPolicy="Always")]
+    status = {"name": "vllm", "restartCount": 2, "ready": True, "containerID": "containerd://" + "ab" * 32}
+    document["status"]["initContainerStatuses"] = [status]
     found = engine(document)
     assert (found.container, found.container_id, found.reading.restarts) == ("vllm", "ab" * 32, 2)
     assert found.target is not None

@@ -14,7 +14,7 @@ import jinja2
 from kvpressure.bundle.spec import EVALUATION_INTERVALS, POOL, SUBJECTS
 from kvpressure.bundle.text import duration, span, words
 from kvpressure.bundle.verdicts_page import because
-from kvpressure.model.state import REMOVED, VANISHED
+from kvpressure.model.state import REMOVED, UNREADY, VANISHED
 from kvpressure.settings.thresholds import Thresholds, plain
 
 _WHERE: Final = "{{ with $labels.namespace }}{{ . }}/{{ end }}{{ $labels.pod }}"  # none on a bare host
@@ -216,6 +216,7 @@ def context(thresholds: Thresholds, **more: Any) -> dict[str, Any]:
         "engine": lambda expr: per("engine", expr),
         "vanished": VANISHED,
         "removed": REMOVED,
+        "unready": UNREADY,
         **more,
     }
 

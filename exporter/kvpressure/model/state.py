@@ -290,6 +290,7 @@ def engine_without_values(
 VANISHED: Final = "the pod is gone"
 """Reason of a pod that served until it was gone."""
 REMOVED: Final = "the pod was removed while it was idle"
+UNREADY: Final = "its readiness probe fails, and no request reaches it"
 
 
 @frozen

@@ -15,7 +15,7 @@ from kvpressure.model.log_events import EVENTS, OUT_OF_MEMORY
 from kvpressure.model.pools import EnginePool
 from kvpressure.model.readings import OOM_EXIT_CODE, ContainerReading, Run, Snapshot
 from kvpressure.model.reasons import HTTP_5XX, REFUSED, RESET, TIMEOUT, in_words
-from kvpressure.model.state import REMOVED, VANISHED, ContainerState, EngineState, OutOfMemory, PodState
+from kvpressure.model.state import REMOVED, UNREADY, VANISHED, ContainerState, EngineState, OutOfMemory, PodState
 from kvpressure.pipeline.engines import FORGET_SECONDS, ContainerTrack
 from kvpressure.settings.thresholds import Thresholds
 
@@ -294,4 +294,4 @@ def _reason(pod: _PodTrack, engines: Sequence[EngineState]) -> str:
     refused = next((in_words(engine.error) for engine in engines if engine.error in REFUSALS), "")
     if killed and not pod.answered:
         return _KILLED
-    return pod.stopped or refused or "its readiness probe fails, and no request reaches it"
+    return pod.stopped or refused or UNREADY

@@ -584,7 +584,8 @@ def told(engine: EngineState, harm: Harm, cause: Cause) -> str:
         return ", ".join(part for part in filled if _ABSENT not in part)
 
     key, asks = engine.key, engine.diagnosis.verdict in ACTIONABLE or bool(harm.first)
-    where = (*(("-n", key.namespace) if key.namespace else ()), "--pod", key.pod or "")
+    pod = () if re.search(MARKUP, key.pod) else ("--pod", key.pod)  # with other signs it would name another
+    where = (*(("-n", key.namespace) if key.namespace else ()), *pod)
     sentences = (
         known(harm.head),
         known(harm.more),

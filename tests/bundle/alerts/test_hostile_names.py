@@ -71,6 +71,7 @@ def test_what_the_exporter_says_has_no_sign_either_and_is_whole(harm: str, model
         engine = replace(full_engine(), key=EngineKey(HOSTILE, pod, model, "0"))
         text = told(engine, HARMS[harm], Cause(HOSTILE, "wait"))
         assert [sign for sign in SIGNS if sign in text.replace(HARMLESS, "")] == []
+        assert ("--pod" in text) is (pod == "chat-0"), "a name without its signs is no name"
     assert len(text.encode()) < 1024
     assert "/chat-0)" in text.split(". ")[0]
     assert re.search(r"\. Cause: .*\. First action: .*\. Run: kvpressure .* --pod chat-0$", text)

@@ -197,6 +197,7 @@ def test_the_fullest_stage_decides() -> None:
     shape = named("deepseek-v3")  # 61 layers over 4: the remainder goes to the stage before the last
     assert kv_bytes_per_token(shape, Parallel(1, 4)) == 16 * 576 * 2
     assert kv_bytes_per_token(named("llama-2-70b"), Parallel(1, 4)) == 327_680 / 4
+    assert kv_bytes_per_token(named("nemotron-h-56b"), Parallel(1, 10)) == 2 * 2 * 8 * 128 * 2  # two of its ten
 
 
 @given(pp=st.integers(1, 61), name=st.sampled_from(sorted(CONFIGS)))

@@ -6,7 +6,6 @@ Delimiters are ``<< >>``, ``<% %>`` and ``<# #>``, because PromQL, Go templates 
 from __future__ import annotations
 
 from functools import lru_cache
-from textwrap import indent
 from typing import Any, Final
 
 import jinja2
@@ -115,26 +114,6 @@ def workload(expr: str) -> str:
     return f'label_replace({expr}, "workload", "$1", "pod", "{_WORKLOAD_POD}")'
 
 
-def pooled(expr: str, *more: str) -> str:
-    """``expr``, a series per engine (and ``more``), with the labels pool and role; without them where the exporter is
-    of an older release and names no pool.
-    """
-    by, series = ", ".join(SUBJECTS["engine"]), per("engine", expr, *more)
-    return (
-        f"{series}\n"
-        f"* on ({by}) group_left (pool, role)\n"
-        f"topk by ({by}) (1, kvpressure_engine_pool_info)\n"  # two exporters may see an engine
-        f"or on ({by})\n"
-        f"{series}"
-    )
-
-
-def by_pool(aggregation: str, expr: str, *more: str) -> str:
-    """``expr``, a series per engine (and ``more``), aggregated by pool."""
-    by = ", ".join((*SUBJECTS["pool"], *more))
-    return f"{aggregation} by ({by}) (\n{indent(pooled(expr, *more), '  ')}\n)"
-
-
 def kube(expr: str, *labels: str) -> str:
     """A kube-state-metrics expression with ``labels`` (default: those of a pod), also where scraped without
     honor_labels.
@@ -192,8 +171,6 @@ def context(thresholds: Thresholds, **more: Any) -> dict[str, Any]:
         "duration": duration,
         "interval": EVALUATION_INTERVALS,
         "workload": workload,
-        "pooled": pooled,
-        "by_pool": by_pool,
         "kube": kube,
         "grown": grown,
         "new_events": new_events,

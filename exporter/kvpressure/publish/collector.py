@@ -197,7 +197,7 @@ def add_engine(out: Families, engine: EngineState) -> None:
             for output in outputs(type(group)):
                 out.signal(labels, output.read(group), output.published)
         _add_counters(out, labels, engine.counters)
-        _add_objectives(out, labels, engine.objectives)
+        _add_objectives(out, labels, in_pool, engine.objectives)
 
 
 def _add_diagnosis(out: Families, labels: Labels, diagnosis: Diagnosis) -> None:
@@ -215,11 +215,11 @@ def _add_limits(out: Families, labels: Labels, engine: EngineState) -> None:
         out.add("limit_recommended", one, limit.recommended)
 
 
-def _add_objectives(out: Families, labels: Labels, objectives: Iterable[Objective]) -> None:
+def _add_objectives(out: Families, labels: Labels, in_pool: Labels, objectives: Iterable[Objective]) -> None:
     for objective in objectives:
-        one = (*labels, objective.name)
-        out.add("objective_requests_total", one, objective.total)
-        out.add("objective_good_requests_total", one, objective.good)
+        one, counted = (*labels, objective.name), (*in_pool, objective.name)
+        out.add("objective_requests_total", counted, objective.total)
+        out.add("objective_good_requests_total", counted, objective.good)
         out.add("objective_target_ratio", one, objective.target)
         out.add("objective_bound_seconds", one, objective.bound_seconds)
 

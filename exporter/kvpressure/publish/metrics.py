@@ -224,7 +224,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "objective_requests_total",
         "counter",
         "Requests (ttft, e2e, availability) or tokens (inter_token) that count for a service-level objective.",
-        (*ENGINE, "objective"),
+        (*IN_POOL, "objective"),
         "the objective is not set (thresholds objective_*_ratio)",
     ),
     _m(
@@ -232,7 +232,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "counter",
         "Requests that met the objective: their latency is at most kvpressure_objective_bound_seconds or, for"
         " availability, they got an answer.",
-        (*ENGINE, "objective"),
+        (*IN_POOL, "objective"),
         "the objective is not set",
     ),
     _m(

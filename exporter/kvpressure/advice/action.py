@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 from kvpressure.advice.limits import PlanInput, peer_of, side
 from kvpressure.advice.wording import no_events
-from kvpressure.diagnosis.finding import PHASES, limit_source
+from kvpressure.diagnosis.finding import PHASES, limit_source, parts_known
 from kvpressure.engines.registry import default, dialect
 from kvpressure.model.arguments import GIB, parse_version, value_text
 from kvpressure.model.log_events import ALLOCATION_EVENTS, EVENTS
@@ -508,15 +508,16 @@ HARMS: Final = {
 """Findings that are published once more while they hold: rules then read the few series of engines that are in trouble,
 and find in them what to say.
 """
-_ABSENT: Final = "\0"  # which nothing visible has
 _NAME_LIMIT: Final = 128
 _SAID_LIMIT: Final = 1000  # bytes; managed Prometheus services take labels of 1 023
 
 
 def _about(value: float | None, unit: str = "", digits: int = 1) -> str:
-    """A number as a label may have it: with few digits, so that it rarely changes, and "about" does not come and go."""
+    """A number as a label may have it: with few digits, so that it rarely changes, and "about" does not come and go;
+    "" if it is unknown.
+    """
     if value is None:
-        return _ABSENT
+        return ""
     exact = value == int(value) and value < 10**digits
     return f"{'' if exact else 'about '}{say(float(f'{value:.{digits}g}'), unit)}"
 
@@ -578,18 +579,13 @@ def told(engine: EngineState, harm: Harm, cause: Cause) -> str:
     first sentence is the summary. What is too long for a label ends before the last one.
     """
     values = Asked(lambda name: _SAID[name](engine))
-
-    def known(text: str) -> str:
-        filled = (part.format_map(values) for part in text.split(", "))
-        return ", ".join(part for part in filled if _ABSENT not in part)
-
     key, asks = engine.key, engine.diagnosis.verdict in ACTIONABLE or bool(harm.first)
     pod = () if re.search(MARKUP, key.pod) else ("--pod", key.pod)  # with other signs it would name another
     where = (*(("-n", key.namespace) if key.namespace else ()), *pod)
     sentences = (
-        known(harm.head),
-        known(harm.more),
-        known("Engine {rank}, {waiting} requests waiting, {running} running"),
+        parts_known(harm.head, values),
+        parts_known(harm.more, values),
+        parts_known("Engine {rank}, {waiting} requests waiting, {running} running", values),
         "Cause: " + _cause(engine.diagnosis, cause.cause),
         "First action: " + (harm.first or cause.action or harm.otherwise.format_map(values)),
     )

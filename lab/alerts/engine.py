@@ -2,8 +2,7 @@
 
 Every alert is expected not to fire; each deviation that promtool prints is an alert that fires at that moment. So
 ``for``, ``keep_firing_for``, recordings and their order are Prometheus's, not ours. promtool evaluates every group at
-one interval, the shortest. In production groups have 30 to
-240 s, by their pace.
+one interval, the shortest. In production groups have 60 to 240 s, by their pace.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ import yaml
 from kvpressure.bundle.spec import EVALUATION_INTERVALS
 from lab.alerts.series import RULES, SCRAPE_SECONDS, Series
 
-EVALUATION_SECONDS: Final = EVALUATION_INTERVALS["prompt"]
+EVALUATION_SECONDS: Final = EVALUATION_INTERVALS["steady"]
 HIDDEN: Final = ("KvpressureWatchdog",)  # always fires, by design
 _QUERY: Final = f'ALERTS{{alertname!~"{"|".join(HIDDEN)}"}}'
 _TIME: Final = re.compile(r'expr: ".*", time: (?P<time>[0-9hms.]+),')
@@ -88,7 +88,7 @@ def evaluate(
     """Every active alert at every evaluation of the scrapes ``first`` to ``end``, in seconds from scrape 0."""
     end = series.scrapes if end is None else end
     length = (end - first) * scrape_seconds
-    moments = range(int(length // evaluation_seconds))
+    moments = range(ceil(length / evaluation_seconds))
     test = {
         "interval": f"{scrape_seconds:g}s",
         "input_series": [{"series": name, "values": values} for name, values in series.between(first, end)],
@@ -110,7 +110,7 @@ def evaluate_each(
     """The same for many at once, by name, with the rules of a file. Each is a cluster of its own, as rules tell
     clusters apart: an evaluation costs as much for one as for all.
     """
-    ends = {name: int(series.scrapes * scrape_seconds // evaluation_seconds) for name, series in many.items()}
+    ends = {name: ceil(series.scrapes * scrape_seconds / evaluation_seconds) for name, series in many.items()}
     moments = range(max(ends.values(), default=0))
     test = {
         "interval": f"{scrape_seconds:g}s",
@@ -186,7 +186,7 @@ def fired(series: Series, rules: Path = RULES, evaluation_seconds: float = EVALU
     """Every firing alert at every evaluation of all scrapes, in seconds from scrape 0."""
     groups = yaml.load(rules.read_text(encoding="utf-8"), yaml.CSafeLoader)["groups"]
     names = sorted({rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule})
-    moments = range(int(series.scrapes * SCRAPE_SECONDS // evaluation_seconds))
+    moments = range(ceil(series.scrapes * SCRAPE_SECONDS / evaluation_seconds))
     test = {
         "interval": f"{SCRAPE_SECONDS:g}s",
         "input_series": [{"series": name, "values": values} for name, values in series.between(0, series.scrapes)],

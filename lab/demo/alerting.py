@@ -20,7 +20,7 @@ ENGINE_SCRAPES: Final = 4  # scrapes of the exporter for each one of an engine, 
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION: Final = re.compile(r"(\d+)(ms|s|m|h|d)")
 _RULE_WAITS: Final = ("for", "keep_firing_for")
-_FINDING_RANGE: Final = re.compile(r"(kvpressure_finding\{[^}]*\}\[)(\w+)\]")
+_EXPRESSION_WAIT: Final = re.compile(r"(kvpressure_finding\{[^}]*\}\[|kvpressure_harm\{[^}]*\} offset )(\w+)")
 _ROUTE_WAITS: Final = ("group_wait", "group_interval", "repeat_interval")
 
 
@@ -45,7 +45,7 @@ def shortened(text: str, by: float) -> str:
 
 def rules(by: float, interval_seconds: float) -> dict[str, Any]:
     """The plain rule file with every ``for`` and ``keep_firing_for`` times ``by``, evaluated every
-    ``interval_seconds``; ranges over findings are waits, too. Other ranges in expressions stay.
+    ``interval_seconds``; ranges over findings and offsets of harm are waits, too. Others in expressions stay.
     """
     options = Options(builtin())
     document = rule_file(load_groups(options), options.values)
@@ -53,7 +53,7 @@ def rules(by: float, interval_seconds: float) -> dict[str, Any]:
         group["interval"] = duration(interval_seconds)
         for rule in group["rules"]:
             rule.update({key: shortened(rule[key], by) for key in _RULE_WAITS if key in rule})
-            rule["expr"] = _FINDING_RANGE.sub(lambda found: f"{found[1]}{shortened(found[2], by)}]", rule["expr"])
+            rule["expr"] = _EXPRESSION_WAIT.sub(lambda found: found[1] + shortened(found[2], by), rule["expr"])
     return document
 
 

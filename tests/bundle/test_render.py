@@ -65,6 +65,7 @@ def test_check_names_drifted_missing_and_unknown_files(
         ("--values", "exclude: [Nothing]", "no alert is called 'Nothing'"),
         ("--values", "exclude: load", "expected a list"),
         ("--values", "durations: {InferenceBatchCollapse: {warning: soon}}", "allowed: 0.01 to 86400 seconds"),
+        ("--values", "durations: {InferenceSlow: {critical: 60}}", "allowed: 120 seconds or more"),
         ("--values", "labels: {alertname: x}", "is not a label that may be set"),
         ("--values", "exporter_job: '.*'", "allowed: letters, digits and _ / -"),
         (

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from math import ceil
 from pathlib import Path
 from typing import Any, Final
 
@@ -87,7 +88,8 @@ def _level(alert: Alert, level: AlertLevel, row: Mapping[str, Any]) -> Level:
         return found
     series = {name: f"{found.after + 1}m {value}; 1m -" for name, value in fires.items()}
     recovering = Case(f"{level.name} over", _written_out(series), True)
-    return replace(found, cases=(*cases, recovering), kept=int(level.keep_seconds / 60), recovering=recovering)
+    kept = ceil((level.keep_seconds + (30 if level.lasted_seconds else 0)) / STEP)  # it asks for half a minute ago, too
+    return replace(found, cases=(*cases, recovering), kept=kept, recovering=recovering)
 
 
 def _minutes(text: str) -> int:

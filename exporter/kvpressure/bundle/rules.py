@@ -129,6 +129,10 @@ def _opted_out(level: AlertLevel) -> AlertLevel:
 
 def _with_durations(alert: Alert, values: BundleValues) -> Alert:
     wanted = values.durations.get(alert.name, {})
+    for level in alert.levels:
+        if wanted.get(level.severity, level.lasted_seconds) < level.lasted_seconds:
+            where = f"values: durations: {alert.name}: {level.severity}"
+            raise InputError(f"{where}: its expression waits longer; allowed: {level.lasted_seconds:g} seconds or more")
     levels = tuple(replace(level, for_seconds=wanted.get(level.severity, level.for_seconds)) for level in alert.levels)
     return replace(alert, levels=levels)
 
@@ -166,8 +170,8 @@ def _rules(group: RuleGroup, values: BundleValues) -> list[dict[str, Any]]:
     for alert in group.alerts:
         for level in alert.levels:
             rule: dict[str, Any] = {"alert": alert.name, "expr": level.full_expr()}
-            if level.for_seconds:
-                rule["for"] = duration(level.for_seconds)
+            if level.for_seconds > level.lasted_seconds:
+                rule["for"] = duration(level.for_seconds - level.lasted_seconds)
             if level.keep_seconds:
                 rule["keep_firing_for"] = duration(level.keep_seconds)
             rules.append(

@@ -17,8 +17,7 @@ SEVERITIES: Final = ("critical", "warning", "info", "none")
 FAMILIES: Final = ("objectives", "pressure", "harm", "memory", "load", "failure", "hardware", "self")
 
 EVALUATION_INTERVALS: Final[Mapping[str, int]] = {
-    "prompt": 30,  # harm that must last two minutes, of which only engines whose users feel it have a series
-    "steady": 60,  # most other alerts that page somebody, and what they read
+    "steady": 60,  # alerts that page somebody, and what they read
     "calm": 120,  # warnings; recordings are not rarer, because a query looks back five minutes and one may be missed
     "slow": 240,  # tickets, whose rules nothing else reads
 }
@@ -65,7 +64,8 @@ class SideCondition:
 @dataclass(frozen=True, slots=True)
 class AlertLevel:
     """One severity of an alert. Durations are seconds; texts are Go templates. ``documented``: the severity that the
-    guides give its number, "" where it is not from a guide.
+    guides give its number, "" where it is not from a guide; ``lasted_seconds``: how much of ``for_seconds`` the
+    expression itself asks for.
     """
 
     severity: str
@@ -73,6 +73,7 @@ class AlertLevel:
     expr: str
     conditions: tuple[SideCondition, ...]
     for_seconds: float
+    lasted_seconds: float
     keep_seconds: float
     summary: str
     description: str
@@ -193,6 +194,7 @@ def _level(alert: Mapping[str, Any], item: Mapping[str, Any]) -> AlertLevel:
         _clean(item["expr"]),
         conditions,
         float(item["for"]),
+        float(item.get("lasted", 0)),
         float(item.get("keep", 0)),
         _line(item.get("summary") or alert["summary"]),
         _line(item.get("description") or alert["description"]),

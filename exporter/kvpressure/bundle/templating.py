@@ -6,6 +6,7 @@ Delimiters are ``<< >>``, ``<% %>`` and ``<# #>``, because PromQL, Go templates 
 from __future__ import annotations
 
 from functools import lru_cache
+from textwrap import indent
 from typing import Any, Final
 
 import jinja2
@@ -89,15 +90,31 @@ def finding(name: str) -> str:
     return per("engine", f'kvpressure_finding{{finding="{name}"}} == 1', *POOL)
 
 
-def harm(name: str, level: str) -> str:
+def harm(name: str, level: str, lasting: int = 0) -> str:
     """The engines with this harm, with its value, the labels pool and role, and what to say as ``__name__``: the one
     label that every evaluator of rules shows to texts and drops from the alert. Only they have a series, so a calm
-    fleet costs these rules nothing; of several exporters that see an engine, any speaks.
+    fleet costs these rules nothing; of several exporters that see an engine, any speaks. ``lasting``: for so many
+    seconds without a gap, 0 = at all.
     """
     series = f'kvpressure_harm{{harm="{name}",level="{level}"}}'
     by = ", ".join((*SUBJECTS["engine"], *POOL))
-    spoken = f'label_join({series}, "__name__", "", "said")'
-    return f"topk by ({by}) (1,\n  max by (__name__, {by}) (\n    {spoken}\n  )\n)"
+    chosen = _lasted(series, lasting) if lasting else series
+    spoken = indent(f'label_join({chosen}, "__name__", "", "said")', " " * 4)
+    return f"topk by ({by}) (1,\n  max by (__name__, {by}) (\n{spoken}\n  )\n)"
+
+
+def _lasted(series: str, seconds: int) -> str:
+    """What has lasted ``seconds`` now or half a minute ago. Evaluated each minute, it misses as little as ``for`` does
+    each half minute, and the texts of an active alert, which cost more than anything else, are rendered half as often.
+    """
+    joined = f"on ({', '.join((*SUBJECTS['engine'], *POOL))})"
+    return f"\nor {joined}\n".join(
+        f"\nand {joined}\n".join(
+            f"{series} offset {duration(since)}" if since else series
+            for since in range(until, until + seconds + 1, EVALUATION_INTERVALS["steady"])
+        )
+        for until in (0, EVALUATION_INTERVALS["steady"] // 2)
+    )
 
 
 def asked(query: str, *arguments: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -19,12 +19,9 @@ ALERT: Final = "InferenceMemoryFragmentation"
 STEPS: Final = (("fill", 0), ("fail", 1), ("release", 0))
 HOLD_MINUTES: Final = 30  # of each figure: twice what the alert waits
 LABELS: Final = f'namespace="{POD[0]}",pod="{POD[1]}",model_name="none",engine="0"'
-SERIES: Final = {
-    "fragmentation_bytes": f'kvpressure_fragmentation_bytes{{scope="allocator",{LABELS}}}',
-    "finding": f'kvpressure_finding{{finding="allocator_fragmentation",{LABELS}}}',
-}
-NO_CAUSE: Final = f'kvpressure_finding{{finding="cause_named",{LABELS}}}'
-"""A named cause would silence the alert; the load of this part gives none."""
+FIGURES: Final = ("fragmentation_bytes", "finding")
+READ: Final = f'kvpressure_documented_number{{number="fragmentation",{LABELS}}}'
+"""What the alert reads: the bytes, while the finding holds."""
 
 Figures = Mapping[str, float | None]
 """``fragmentation_bytes`` and ``finding`` as the exporter showed them at a step."""
@@ -32,19 +29,19 @@ Figures = Mapping[str, float | None]
 
 def sentence(shown: Mapping[str, Figures]) -> str:
     """What came of it, or why it was not asked. ``shown``: the figures by step."""
-    told = {name: [shown[step][name] for step, _ in STEPS if step in shown] for name in SERIES}
+    told = {name: [shown[step][name] for step, _ in STEPS if step in shown] for name in FIGURES}
     if any(None in values or len(values) < len(STEPS) for values in told.values()):
         return f"The alert {ALERT} was not asked: a figure is absent."
     if shutil.which("promtool") is None:
         return f"The alert {ALERT} was not asked: promtool is not there."
-    wrong = _promtool({name: [float(value or 0) for value in values] for name, values in told.items()})
+    wrong = _promtool([(size or 0.0) * (fragmented or 0.0) for size, fragmented in zip(*told.values(), strict=True)])
     held = f"each figure held for {HOLD_MINUTES} minutes in Prometheus's rule engine (`promtool test rules`)"
     if wrong is None:
         return f"The alert {ALERT} is silent when full, fires when fragmented and clears after the release ({held})."
     return f"**The alert {ALERT} does not do as it should** ({held}): `{wrong}`"
 
 
-def _promtool(told: Mapping[str, list[float]]) -> str | None:
+def _promtool(read: Sequence[float]) -> str | None:
     """None when all is as expected, else promtool's complaint."""
     ends = [HOLD_MINUTES * (number + 1) - 1 for number in range(len(STEPS))]
     firing = f'count(ALERTS{{alertname="{ALERT}",alertstate="firing"}}) or vector(0)'
@@ -55,10 +52,8 @@ def _promtool(told: Mapping[str, list[float]]) -> str | None:
             {
                 "interval": "1m",
                 "input_series": [
-                    {"series": SERIES[name], "values": " ".join(f"{value:.0f}x{HOLD_MINUTES - 1}" for value in values)}
-                    for name, values in told.items()
-                ]
-                + [{"series": NO_CAUSE, "values": f"0x{HOLD_MINUTES * len(STEPS)}"}],
+                    {"series": READ, "values": " ".join(f"{value:.0f}x{HOLD_MINUTES - 1}" for value in read)}
+                ],
                 "promql_expr_test": [
                     {"expr": firing, "eval_time": f"{end}m", "exp_samples": [{"labels": "{}", "value": expected}]}
                     for end, (_, expected) in zip(ends, STEPS, strict=True)

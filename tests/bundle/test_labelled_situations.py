@@ -146,7 +146,8 @@ def of_engine(pod: str, *, verdict: str = "", value: float = 0.95, action: str =
         value,
         None,
         0.0,
-        published={**published, "verdict_confident": value > 0.9, "answers_suspect": False},
+        published={**published, "answers_suspect": False},
+        grade="strong" if value > 0.9 else "doubtful",
         slow=slow,
     )
     key = EngineKey(namespace, name, model, "0")

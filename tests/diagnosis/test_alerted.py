@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from kvpressure.diagnosis.conditions import documented
 from kvpressure.diagnosis.finding import FROZEN_ROWS, Recent, View
 from kvpressure.diagnosis.findings import Gathered, Values
 from kvpressure.diagnosis.logic import Answer, Grade
 from kvpressure.model.signals import (
     BatchSignals,
+    ComputeSignals,
+    ContextSignals,
     LatencySignals,
     LoadSignals,
+    MemorySignals,
     ProgressSignals,
     RequestSignals,
     Signals,
@@ -90,11 +95,6 @@ CASES = [
     ("stuck", without_progress(MINUTES - 1), False),
     ("stuck", {"progress": ProgressSignals(work_present=False)}, False),
     ("stuck", {}, None),
-    ("several_in_flight", {"load": LoadSignals(in_flight=T["batch_collapse_min_requests"])}, True),
-    ("several_in_flight", {"load": LoadSignals(in_flight=1.0)}, False),
-    ("several_in_flight", {}, None),
-    ("batch_underused", {"batch": BatchSignals(batch_collapse_ratio=T["most_ratio"])}, True),
-    ("batch_underused", {}, None),
     ("transfer_slow", exchanges(transfer_slowdown=T["latency_multiplied_ratio"]), True),
     ("transfer_slow", exchanges(transfer_slowdown=1.99), False),
     ("transfer_slow", {}, None),
@@ -186,14 +186,59 @@ def test_kv_pressure_is_a_ticket_above_the_stage_building(stage: str | None, har
     assert found("kv_pressure", DOUBTED, stage=stage)[0] is harmful
 
 
-def test_only_a_confident_verdict_that_asks_for_action_names_a_cause() -> None:
-    causes = ("kv_pressure", "concurrency_limited", "compute_bound", "host_bound", "stalled")
-    assert all(found("cause_named", Answer(verdict, Grade.LIKELY))[0] for verdict in causes)
-    assert found("cause_named", DOUBTED)[0] is False
-    assert not any(
-        found("cause_named", Answer(verdict, Grade.CERTAIN))[0] for verdict in ("healthy", "idle", "unknown")
-    )
-    assert (found("verdict_confident")[0], found("verdict_confident", DOUBTED)[0]) == (True, False)
+def documented_numbers(answer: Answer = DOUBTED, **signals: Any) -> dict[str, float]:
+    """What alerts with a documented threshold read of an engine with these signals."""
+    view = View(Signals(time=0.0, **signals), Recent(()), T, 9)
+    view.answer = answer
+    return documented(view)
+
+
+def in_gpus(*demands: tuple[float, float | None]) -> MemorySignals:
+    return MemorySignals(gpu_demands=demands)
+
+
+QUEUE, LOADED = LoadSignals(waiting=1.0, in_flight=SEVERAL, concurrency_ratio=0.5), LoadSignals(in_flight=SEVERAL)
+UNUSED = BatchSignals(batch_p95=2.0, batch_collapse_ratio=T["most_ratio"])
+LEVEL = T["memory_critical_ratio"]
+ALLOCATOR = MemorySignals(allocator_reserved_bytes=4e9, allocator_allocated_bytes=1e9)
+DOCUMENTED = [
+    ("concurrency", {"load": QUEUE}, 0.5),
+    ("concurrency", {"load": replace(QUEUE, waiting=0.0)}, None),
+    ("concurrency", {"load": replace(QUEUE, waiting=None)}, None),
+    ("batch", {"load": LOADED, "batch": UNUSED}, 2.0),
+    ("batch", {"load": replace(LOADED, in_flight=SEVERAL - 1), "batch": UNUSED}, None),
+    ("batch", {"load": LOADED, "batch": replace(UNUSED, batch_collapse_ratio=T["most_ratio"] - 0.01)}, None),
+    ("context", {"load": QUEUE, "context": ContextSignals(context_spike_ratio=9.0)}, 9.0),
+    ("context", {"context": ContextSignals(context_spike_ratio=9.0)}, None),
+    ("fragmentation", {"memory": ALLOCATOR}, 3e9),
+    ("fragmentation", {"memory": replace(ALLOCATOR, allocator_inactive_split_bytes=0.0)}, None),
+    ("memory_critical", {"memory": in_gpus((0.5, 0.2), (0.95, LEVEL - 0.01), (0.99, LEVEL))}, 0.95),
+    ("memory_critical", {"memory": in_gpus((0.95, None))}, 0.95),
+    ("memory_critical", {"memory": in_gpus((0.95, LEVEL))}, None),
+    ("memory_warning", {"memory": in_gpus((0.95, T["memory_warning_ratio"]))}, None),
+]
+
+
+@pytest.mark.parametrize(("name", "signals", "expected"), DOCUMENTED)
+def test_a_documented_number_counts_where_its_conditions_hold(
+    name: str, signals: dict[str, Any], expected: float | None
+) -> None:
+    assert documented_numbers(**signals).get(name) == expected
+    assert documented_numbers(PRESSURE, **signals) == {}  # its own alert says more
+    assert documented_numbers(Answer("healthy", Grade.CERTAIN), **signals).get(name) == expected
+
+
+def test_the_documented_signature_counts_under_load_while_the_verdict_is_in_doubt() -> None:
+    met = {
+        "memory": MemorySignals(device_used_ratio=0.95),
+        "compute": ComputeSignals(gpu_utilization=0.1),
+        "batch": BatchSignals(batch_p95=1.0),
+        "progress": ProgressSignals(work_present=True),
+    }
+    assert "signature" in documented_numbers(load=LOADED, **met)
+    assert "signature" not in documented_numbers(load=replace(LOADED, in_flight=1.0), **met)
+    assert "signature" not in documented_numbers(Answer("healthy", Grade.LIKELY), load=LOADED, **met)
+    assert "signature" not in documented_numbers(load=LOADED, **{**met, "batch": BatchSignals(batch_p95=9.0)})
 
 
 def test_nothing_is_said_from_a_page_that_is_stale() -> None:

@@ -15,6 +15,7 @@ from typing import Final, Literal
 from kvpressure.advice.limits import PlanInput, peer_of, side
 from kvpressure.advice.wording import no_events
 from kvpressure.diagnosis.finding import PHASES, limit_source, parts_known
+from kvpressure.diagnosis.logic import Grade
 from kvpressure.engines.registry import default, dialect
 from kvpressure.model.arguments import GIB, parse_version, value_text
 from kvpressure.model.log_events import ALLOCATION_EVENTS, EVENTS
@@ -569,8 +570,9 @@ def _cause(found: Diagnosis, cause: str) -> str:
         return f"none seen in the engine, whose verdict is {found.verdict}"
     if found.verdict == UNKNOWN:
         return f"unknown ({cause})"
-    sure = found.published.get("verdict_confident")
-    before, after = ("", " certain") if sure else ("not certain; most likely ", "")
+    before, after = (
+        ("", " certain") if Grade[found.grade.upper()] >= Grade.LIKELY else ("not certain; most likely ", "")
+    )
     return f"{before}{cause} ({say(found.confidence, 'ratio')}{after})"
 
 

@@ -5,7 +5,7 @@ Delimiters are ``<< >>``, ``<% %>`` and ``<# #>``, because PromQL, Go templates 
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from textwrap import indent
 from typing import Any, Final
 
@@ -70,11 +70,15 @@ def opted_out(*alerts: str) -> str:
     return f'kvpressure_container_alerts_info{{alerts=~"{"|".join(alerts)}"}}'
 
 
-def valued(flag: str, value: str) -> str:
-    """``value`` of each engine for which ``flag`` holds, a series that has the labels of the engine's pool."""
+def documented(name: str, test: str, measured: str, *, literal: bool = False) -> str:
+    """The engines whose number of the guides passes ``test``, with the labels pool and role. The exporter publishes the
+    number where the alert's other conditions hold, so few engines have it. ``literal``: any engine's ``measured``.
+    """
+    if not literal:
+        return per("engine", f'kvpressure_documented_number{{number="{name}"}} {test}', *POOL)
     by = ", ".join(SUBJECTS["engine"])
-    asked = f"  {flag}\n  and on ({by})\n  {value}"  # first, because few engines have the value, and sums cost most
-    return f"0 * max by ({by}, {', '.join(POOL)}) (\n{asked}\n)\n+ on ({by}) group_left ()\n{per('engine', value)}"
+    pools = f"max by ({by}, {', '.join(POOL)}) (\n  kvpressure_engine_up == 1\n  and on ({by})\n  {measured} {test}\n)"
+    return f"0 * {pools}\n+ on ({by}) group_left ()\n{per('engine', f'{measured} {test}')}"
 
 
 def owned(expr: str, *more: str) -> str:
@@ -172,7 +176,7 @@ def new_events(counter: str, by: str, window: str, seconds: str) -> str:
     )
 
 
-def context(thresholds: Thresholds, **more: Any) -> dict[str, Any]:
+def context(thresholds: Thresholds, *, literal: bool = False, **more: Any) -> dict[str, Any]:
     """Names in every template: ``t`` number, ``d`` duration, ``w`` words of a threshold, ``o`` its origin, and the
     helpers.
     """
@@ -195,7 +199,7 @@ def context(thresholds: Thresholds, **more: Any) -> dict[str, Any]:
         "ids": lambda subject: ", ".join(SUBJECTS[subject]),
         "recommend": recommend,
         "looked_up": looked_up,
-        "valued": valued,
+        "documented": partial(documented, literal=literal),
         "owned": owned,
         "opted_out": opted_out,
         "where": _WHERE,
@@ -210,6 +214,7 @@ def context(thresholds: Thresholds, **more: Any) -> dict[str, Any]:
         "engine": lambda expr: per("engine", expr),
         "vanished": VANISHED,
         "removed": REMOVED,
+        "literal": literal,
         "unready": UNREADY,
         **more,
     }

@@ -7,7 +7,7 @@ The signature is published because readers of the guide look for it. On recorded
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -383,10 +383,6 @@ def _transfers_fail(v: View) -> bool | None:
 
 def _confident(v: View) -> bool:
     return v.answer.grade >= Grade.LIKELY
-
-
-def _cause_named(v: View) -> bool:
-    return _confident(v) and v.answer.verdict in ACTIONABLE
 
 
 _OF_TIERS: Final = "InferenceKVCachePressure"
@@ -842,45 +838,42 @@ ALERTED: Final = (
         published=True,
         runbook="InferenceKVTransferFailing",
     ),
-    Finding(
-        "several_in_flight",
-        "at least {batch_collapse_min_requests} requests are in flight",
-        "fewer than {batch_collapse_min_requests} requests are in flight",
-        at_least("in_flight", "batch_collapse_min_requests"),
-        "{in_flight}",
-        "the engine does not report running or waiting requests",
-        "requests in flight",
-        fresh=True,
-        published=True,
-    ),
-    Finding(
-        "batch_underused",
-        "at least {most_ratio} of the possible batch is unused",
-        "less than {most_ratio} of the possible batch is unused",
-        at_least("batch_unused", "most_ratio"),
-        "{batch_unused}",
-        why="no request is in flight that could run, or too few samples",
-        question="unused share of the possible batch",
-        fresh=True,
-        published=True,
-    ),
-    Finding(
-        "verdict_confident",
-        "the verdict is confident",
-        "the verdict is not confident",
-        _confident,
-        "confidence {confidence}",
-        fresh=True,
-        published=True,
-    ),
-    Finding(
-        "cause_named",
-        "a confident verdict names a cause",
-        "no confident verdict names a cause",
-        _cause_named,
-        "confidence {confidence}",
-        fresh=True,
-        published=True,
-    ),
 )
 """What alerts read beside conditions."""
+
+
+def _demanded(floor: str) -> Callable[[View], float | None]:
+    """The largest required share of a GPU's memory, of GPUs where less than this threshold is in use without any KV
+    cache: where more is, that is configuration.
+    """
+    return lambda v: max(
+        (share for share, least in v.s.memory.gpu_demands if least is None or least < v.t[floor]), default=None
+    )
+
+
+_SEVERAL: Final = at_least("in_flight", "batch_collapse_min_requests")
+_DOCUMENTED: Final[Mapping[str, tuple[Callable[[View], float | None], *tuple[Callable[[View], bool | None], ...]]]] = {
+    "concurrency": (lambda v: v.s.load.concurrency_ratio, any_of("waiting")),
+    "batch": (lambda v: v.s.batch.batch_p95, _SEVERAL, at_least("batch_unused", "most_ratio")),
+    "context": (lambda v: v.s.context.context_spike_ratio, any_of("waiting")),
+    "fragmentation": (unallocated, _fragmentation),
+    "memory_warning": (_demanded("memory_warning_ratio"),),
+    "memory_critical": (_demanded("memory_critical_ratio"),),
+    "signature": (lambda _: 1.0, lambda v: not _confident(v), _SEVERAL, met),
+}
+"""Numbers that the guides set a threshold for, and what must hold beside it: without that, one user or a server at rest
+would reach most of them.
+"""
+
+
+def documented(v: View) -> dict[str, float]:
+    """The numbers that alerts with a documented threshold read: none while a confident verdict names a cause, because
+    its own alert says more.
+    """
+    if _confident(v) and v.answer.verdict in ACTIONABLE:
+        return {}
+    return {
+        name: value
+        for name, (read, *conditions) in _DOCUMENTED.items()
+        if (value := read(v)) is not None and all(holds(v) for holds in conditions)
+    }

@@ -10,7 +10,7 @@ from functools import cache
 from operator import attrgetter
 from typing import Final
 
-from kvpressure.diagnosis.conditions import NAMES, PREFIX, Ahead, HeldCache, note
+from kvpressure.diagnosis.conditions import NAMES, PREFIX, Ahead, HeldCache, documented, note
 from kvpressure.diagnosis.finding import Recent, View, slowest
 from kvpressure.diagnosis.findings import PUBLISHED, Answers, Gathered, Values
 from kvpressure.diagnosis.logic import GRADE_CONFIDENCE, ONE_SCRAPE_AT_MOST, Answer, Condition, Facts, Grade, Verdict
@@ -332,6 +332,7 @@ class Diagnoser:
             runner_up=answer.runner_up,
             conditions=Answers(values, NAMES),
             published=Answers(values, PUBLISHED),
+            documented=documented(view),
             beside=beside,
             slow=slowest(view),
             documented_signature=Answers(values, SIGNATURE_CONDITIONS, PREFIX),

@@ -678,6 +678,7 @@ class MemorySignals:
     device_used_ratio: float | None = None  # largest of the engine's GPUs
     own_used_ratio: float | None = None  # the same without what other pods hold on them
     device_demand_ratio: float | None = None
+    gpu_demands: tuple[tuple[float, float | None], ...] = ()  # of each GPU, with the share in use outside KV pools
     kv_pool_bytes: float | None = None  # per GPU
     kv_pool_used_bytes: float | None = None
     kv_block_waste_bytes: float | None = None

@@ -108,7 +108,8 @@ class Diagnosis:
 
     ``supporting`` and ``opposing``: sentences for and against the verdict. ``missing``: what is unknown; ``inputs``:
     those of them that a setting or a source can provide.
-    ``beside``: the conditions with their sentences. ``published``: the findings that rules and dashboards read.
+    ``beside``: the conditions with their sentences. ``published``: the findings that rules and dashboards read;
+    ``documented``: the numbers that alerts with a documented threshold read.
     ``reasons``: the numbers behind it, by name (``diagnosis/finding.py``). ``since``: when the verdict began.
     ``held``: its row does not hold now, and no other verdict has been found for long enough.
     ``row``: of the rules, by table and name, that gave it. ``grade``: how reliable it is. ``runner_up``:
@@ -127,6 +128,7 @@ class Diagnosis:
     reasons: Mapping[str, float] = field(default_factory=dict)
     conditions: Mapping[str, bool | None] = field(default_factory=dict)
     published: Mapping[str, bool | None] = field(default_factory=dict)
+    documented: Mapping[str, float] = field(default_factory=dict)
     beside: Mapping[str, Found] = field(default_factory=dict)
     documented_signature: Mapping[str, bool | None] = field(default_factory=dict)
     documented_signature_met: bool | None = None

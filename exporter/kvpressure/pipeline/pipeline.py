@@ -97,6 +97,10 @@ class _GpuDemand:
         window = self.windows.get(uuid)
         return None if window is None or window.last is None else kv.demand_ratio(window.last, sizes)
 
+    def each(self, uuids: Sequence[str]) -> tuple[tuple[float, float | None], ...]:
+        """The required share of each GPU where it is known, with its floor."""
+        return tuple((share, self.floor(uuid)) for uuid in uuids if (share := self.of(uuid)) is not None)
+
     def largest(self, uuids: Sequence[str], least: int | None) -> float | None:
         """The largest of several; ``None`` if one is unknown, or if there are fewer than ``least``: the others are on
         other nodes.
@@ -280,9 +284,8 @@ class Pipeline:
         own_gpus = self._own_gpus(track, gpus, context.limits.args)
 
         def state(demand: _GpuDemand) -> EngineState:
-            signals = track.tracker.signals(
-                context, cache, demand.largest(own_gpus or (), context.limits.args.engine_gpus)
-            )
+            largest = demand.largest(own_gpus or (), context.limits.args.engine_gpus)
+            signals = track.tracker.signals(context, cache, largest, demand.each(gpus))
             found = self._engine_state(track, signals, limits, gpus)
             track.failed_since = None
             return found

@@ -193,6 +193,7 @@ def add_engine(out: Families, engine: EngineState) -> None:
             if published.get(name):
                 page = _printable(told(engine, harm, said))
                 out.add("harm", (*in_pool, harm.name, harm.level, page), harm.value(engine) if harm.value else 1)
+        out.each("documented_number", in_pool, engine.diagnosis.documented)
         for group in engine.signals.groups():
             for output in outputs(type(group)):
                 out.signal(labels, output.read(group), output.published)

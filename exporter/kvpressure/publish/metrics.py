@@ -192,6 +192,16 @@ METRICS: Final[tuple[Metric, ...]] = (
         "there is no harm of this level, or it is unknown",
     ),
     _m(
+        "documented_number",
+        "gauge",
+        "A number that the guides set a threshold for: concurrency (requests in flight / the limit) and context"
+        " (longest / average) while requests wait, batch (p95) while several requests leave most of a batch unused,"
+        " fragmentation (bytes), memory_warning and memory_critical (required share of a GPU, where less than that"
+        " level is in use outside KV pools), signature (1 while it is met under load and the verdict is in doubt).",
+        (*IN_POOL, "number"),
+        "its condition does not hold or is unknown, or a confident verdict names a cause",
+    ),
+    _m(
         "finding",
         "gauge",
         "Finding about an engine, 1 true or 0 false.",

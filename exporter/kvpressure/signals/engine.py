@@ -165,8 +165,16 @@ class EngineTracker:
             kv_used_ratio_recent_max=max(found.kv_used_ratio_recent_max, lately),
         )
 
-    def signals(self, around: EngineContext, cache: CacheState, demand: float | None) -> Signals:
-        """All signals now; ``demand`` is the largest share of required memory among its GPUs."""
+    def signals(
+        self,
+        around: EngineContext,
+        cache: CacheState,
+        demand: float | None,
+        demands: tuple[tuple[float, float | None], ...] = (),
+    ) -> Signals:
+        """All signals now; ``demand`` is the largest share of required memory among its GPUs, ``demands`` those known,
+        each with the share in use outside KV pools.
+        """
         window, t = self.window, self._thresholds
         load = self._load(around, cache)
         held = kv.held(around.gpus.readings, around.gpus.own_bytes if around.gpus.others else None)
@@ -222,6 +230,7 @@ class EngineTracker:
                 self._device,
                 held,
                 demand=demand,
+                demands=demands,
                 running=load.running,
                 block_size=_block_size(self.reading),
             ),

@@ -484,6 +484,7 @@ def memory_signals(
     on_gpus: Sequence[Held] = (),
     *,
     demand: float | None = None,
+    demands: tuple[tuple[float, float | None], ...] = (),
     running: float | None = None,
     block_size: float | None = None,
 ) -> MemorySignals:
@@ -506,6 +507,7 @@ def memory_signals(
     return MemorySignals(
         device_used_ratio=max(ratios, default=None),
         device_demand_ratio=demand,
+        gpu_demands=demands,
         own_used_ratio=max((gpu.bytes / gpu.total for gpu in on_gpus if gpu.total), default=None),
         kv_pool_bytes=pool,
         kv_pool_used_bytes=pool_used,

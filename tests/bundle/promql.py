@@ -122,6 +122,8 @@ def _aggregated(node: pp.AggregateExpr, recordings: Mapping[str, frozenset[str]]
     if node.modifier is None:
         return frozenset()
     named = frozenset(node.modifier.labels)
+    if str(node.op) == "count_values":
+        return inner & named | {node.param.val}
     return inner & named if node.modifier.type == pp.AggModifierType.By else inner - named
 
 

@@ -294,12 +294,12 @@ SPOKEN = {  # series and what its text has to say: where, for how long or how mu
         {
             f'kvpressure_engine_up{{pod="chat-0",model_name="m",engine="0",{POOL}}}': "1+0x4 0+0x30",
             f'kvpressure_pod_answers{{pod="chat-0",{POOL}}}': "1+0x4 0+0x30",
-            f'kvpressure_down_info{{pod="chat-0",reason="out of GPU memory while loading the model",{POOL}}}': "1+0x40",
+            f'kvpressure_down_info{{pod="chat-0",reason="out of GPU memory while serving",{POOL}}}': "_x5 1+0x30",
             'kube_deployment_status_replicas_available{namespace="inf",deployment="chat"}': "0+0x40",
         },
         (
             "m in inf is down for 16m 0s: no pod of chat answers",
-            "chat-0: out of GPU memory while loading the model. kube-state-metrics counts 0 available replicas.",
+            "chat-0: out of GPU memory while serving. kube-state-metrics counts 0 available replicas.",
             "kubectl -n inf get pods -o wide",
         ),
     ),
@@ -309,7 +309,10 @@ SPOKEN = {  # series and what its text has to say: where, for how long or how mu
             f'kvpressure_down_info{{pod="chat-0",reason="ImagePullBackOff",{POOL}}}': "1+0x40",
             f"kvpressure_start_usual_seconds{{{POOL}}}": "540+0x40",
         },
-        ("1 pods of chat in inf do not serve", "chat-0: ImagePullBackOff. A start usually takes up to 9m 0s here."),
+        (
+            "1 pods of chat in inf do not serve",
+            "0 answer. chat-0: ImagePullBackOff. A start usually takes up to 9m 0s here.",
+        ),
     ),
     "InferenceModelUnobserved": (  # on a host without Kubernetes
         {'kvpressure_engine_up{pod="10.0.0.9:8000",model_name="m",engine="0",pool="10.0.0.9:8000"}': "1+0x2 stale"},

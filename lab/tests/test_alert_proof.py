@@ -39,10 +39,10 @@ def values(series: Series, first: int, end: int) -> dict[str, str]:
 
 def test_series_hold_runs_gaps_and_one_marker_where_they_end() -> None:
     series = states((State(0.0), 2), (gpu(True), 3), (gpu(False), 1), (State(0.0), 3), (None, 1))
-    assert values(series, 0, 10)["kvpressure_gpu_up"] == "_x2 1.0+0x2 0.0 stale _x3"
+    assert values(series, 0, 10)["kvpressure_gpus_seen"] == "_x2 1.0+0x2 0.0 stale _x3"
     assert values(series, 0, 10)["up"] == "1+0x8 0"
-    assert values(series, 3, 6)["kvpressure_gpu_up"] == "1.0+0x1 0.0"
-    assert values(series, 7, 9)["kvpressure_gpu_up"] == "_x2"
+    assert values(series, 3, 6)["kvpressure_gpus_seen"] == "1.0+0x1 0.0"
+    assert values(series, 7, 9)["kvpressure_gpus_seen"] == "_x2"
 
 
 def test_an_alert_waits_fires_and_ends_as_in_prometheus() -> None:

@@ -26,6 +26,7 @@ from kvpressure.model.readings import (
     Snapshot,
     Termination,
 )
+from kvpressure.model.state import NO_ENGINE
 from kvpressure.pipeline.engines import FORGET_SECONDS, MAX_GONE_ENGINES
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.sources.gpu.nvidia.codes import DEVICE_DOWN
@@ -313,6 +314,17 @@ def test_a_lost_gpu_stays_the_engine_s_although_no_process_is_listed_on_it():
     lost, alone = ("GPU-0", "GPU-1"), ("GPU-0",)
     assert [engine.gpus for engine in engines.values()] == [lost, lost, ("GPU-0", "GPU-2"), alone]
     assert [engine.diagnosis.conditions["gpu_fault"] for engine in engines.values()] == [True, True, False, False]
+
+
+def test_a_gpu_that_is_lost_after_its_engine_was_that_engine_s_for_a_while():
+    pipeline, owner = Pipeline(), GpuOwner("GPU-1", "inference", "chat-0", "vllm")
+    gpu = GpuReading("GPU-1", 0, "nvidia")
+    pipeline.observe(Snapshot(1001.0, gpus=(gpu,), owners=(owner,), pages=(busy(1001.0),)))
+    for seconds, known in ((1, True), (FORGET_SECONDS, True), (FORGET_SECONDS + 1, False)):
+        lost = dataclasses.replace(gpu, error="lost")
+        state = pipeline.observe(Snapshot(1001.0 + seconds, gpus=(lost,), targets=()))
+        assert state.engines == ()
+        assert state.gpus[0].engine == (("inference", "chat-0", "m", "chat") if known else NO_ENGINE)
 
 
 def test_an_application_xid_is_a_fault_where_the_engine_went_down_with_it():

@@ -189,6 +189,20 @@ def test_a_missing_gpu_value_removes_samples_and_changes_none(name: str) -> None
     assert len(info) == 1
 
 
+@pytest.mark.parametrize(
+    ("error", "xids", "faults"),
+    [(None, {}, set()), ("lost", {}, {"lost"}), ("no_permission", {79: 1}, {"lost", "xid"}), (None, {13: 1}, {"xid"})],
+)
+def test_a_gpu_with_a_fault_alone_names_it_and_its_engine(
+    error: str | None, xids: dict[int, int], faults: set[str]
+) -> None:
+    gpu = GpuState(
+        GpuReading("GPU-1", 0, "nvidia", error=error, xid_errors=xids), engine=("prod", "chat-0", "m", "chat")
+    )
+    expected = {("GPU-1", "0", "nvidia", fault, "prod", "chat-0", "m", "chat"): 1.0 for fault in faults}
+    assert named(State(time=NOW, gpus=(gpu,)), "faulty_gpu_info") == expected
+
+
 @pytest.mark.parametrize(("used", "total"), [(None, 10), (10, None), (0, 0), (None, None)])
 def test_the_used_ratio_needs_both_numbers(used: int | None, total: int | None) -> None:
     reading = GpuReading("GPU-1", 0, "nvidia", memory_used_bytes=used, memory_total_bytes=total)

@@ -357,17 +357,22 @@ class TargetState:
     cut: Mapping[str, int] = field(default_factory=dict)
 
 
+NO_ENGINE: Final = ("", "", "", "")
+
+
 @frozen
 class GpuState:
     """A GPU as last read (readings of slower sources are held for their interval, never longer). ``floor_ratio``: share
     of memory in use outside KV pools. ``process_bytes``:
-    memory of its processes by owning (namespace, pod); ("", "") = owned by no pod.
+    memory of its processes by owning (namespace, pod); ("", "") = owned by no pod. ``engine``: namespace, pod,
+    model and pool of an engine that is on it, or was lately; "" = there is none.
     """
 
     reading: GpuReading
     demand_ratio: float | None = None
     floor_ratio: float | None = None
     process_bytes: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    engine: tuple[str, str, str, str] = NO_ENGINE
     failure: Failure | None = None
 
     def without_values(self, failure: Failure) -> GpuState:
@@ -382,7 +387,7 @@ class GpuState:
             parent_uuid=reading.parent_uuid,
             error=reading.error,
         )
-        return GpuState(known, failure=failure)
+        return GpuState(known, engine=self.engine, failure=failure)
 
 
 @frozen

@@ -30,7 +30,7 @@ from kvpressure.model.readings import (
     Scrape,
 )
 from kvpressure.model.reasons import INTERNAL, SAME_SERVER, SEVERAL_SERVERS
-from kvpressure.model.state import TargetState
+from kvpressure.model.state import NO_ENGINE, EngineState, TargetState
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.engine import EngineTracker
 from kvpressure.signals.hardware import ContainerWindow, GpuWindow
@@ -130,11 +130,12 @@ class ContainerTrack(SubjectTrack):
 
 
 class GpuTrack(SubjectTrack):
-    """A GPU: its activity window and the faults seen recently."""
+    """A GPU: its activity window, the faults seen recently, and an engine on it."""
 
     def __init__(self, thresholds: Thresholds, uuid: str) -> None:
         super().__init__(GPU, uuid)
         self._fault_window = thresholds["crash_loop_window_seconds"]
+        self._engine, self._engine_t = NO_ENGINE, float("-inf")
 
     def _begin(self) -> None:
         self.window = GpuWindow()
@@ -152,6 +153,15 @@ class GpuTrack(SubjectTrack):
         self._codes = dict(gpu.xid_errors)
         if gpu.error in LOST:
             self._faults.append(t)
+
+    def take_engine(self, t: float, engine: EngineState) -> None:
+        """Note an engine on it."""
+        self._engine = engine.key.namespace, engine.key.pod, engine.key.model_name, engine.pool.name
+        self._engine_t = t
+
+    def engine(self, now: float) -> tuple[str, str, str, str]:
+        """The engine noted last, as in ``GpuState``: a fault may end the engine before the driver reports it."""
+        return self._engine if 0 <= now - self._engine_t <= FORGET_SECONDS else NO_ENGINE
 
     def recent_faults(self, now: float) -> int:
         """Hardware faults of the last ``crash_loop_window_seconds``."""

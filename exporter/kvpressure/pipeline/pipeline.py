@@ -155,6 +155,9 @@ class Pipeline:
         demand = self._gpu_demand(now, gathered, snapshot)
         alone = tuple(engine.conclude(demand) for engine in gathered)
         engines = self._guard.run(NODE, lambda: "pools", partial(compared, alone, self._thresholds), lambda _: alone)
+        for engine in reversed(engines):  # of several on a GPU, the first
+            for uuid in self._gpus.keys() & engine.gpus:
+                self._gpus[uuid].take_engine(now, engine)
         pods = self._guard.run(NODE, lambda: "pods", partial(self._pods.observe, snapshot, engines), lambda _: ())
         return State(
             time=now,
@@ -485,10 +488,12 @@ class Pipeline:
     def _gpu_state(self, snapshot: Snapshot, gpu: GpuReading, demand: _GpuDemand) -> GpuState:
         def state() -> GpuState:
             return GpuState(
-                gpu, demand.of(gpu.uuid), demand.floor(gpu.uuid), _process_bytes(gpu, snapshot.process_pods)
+                gpu, demand.of(gpu.uuid), demand.floor(gpu.uuid), _process_bytes(gpu, snapshot.process_pods), engine
             )
 
-        return self._guarded(snapshot.time, self._gpu(gpu.uuid), state, GpuState(gpu).without_values)
+        track = self._gpu(gpu.uuid)
+        engine = track.engine(snapshot.time)
+        return self._guarded(snapshot.time, track, state, GpuState(gpu, engine=engine).without_values)
 
     def _container_states(self, snapshot: Snapshot, around: EnginesAround) -> tuple[ContainerState, ...]:
         """Containers read in this tick; one known only from its log, or whose source fails, has its log events only.

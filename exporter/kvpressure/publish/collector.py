@@ -402,6 +402,9 @@ def _add_gpu(out: Families, gpu: GpuState, reported_by_instances: frozenset[str]
         out.add(name, labels, value)
     for reason in reading.throttle_reasons or ():
         out.add("gpu_throttled", (*labels, clean(reason)), 1)
+    for fault, holds in (("lost", reading.error is not None), ("xid", reading.xid_errors)):
+        if holds:
+            out.add("faulty_gpu_info", (*labels, fault, *map(clean, gpu.engine)), 1)
     for xid, count in reading.xid_errors.items():
         event = NVIDIA_XIDS.get(xid, UNLISTED)
         out.add("gpu_xid_errors_total", (*labels, _xid(xid), event.kind, event.meaning, event.action), count)

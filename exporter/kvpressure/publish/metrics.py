@@ -89,6 +89,14 @@ METRICS: Final[tuple[Metric, ...]] = (
     ),
     _m("gpu_xid_last_timestamp_seconds", "gauge", "Time of the last event with this XID.", (*GPU, "xid")),
     _m(
+        "faulty_gpu_info",
+        "info",
+        "GPU with a fault, and an engine that is on it, or was within five minutes. fault: lost (the GPU does not"
+        " answer) or xid (the driver has reported XID events since the exporter started).",
+        (*GPU, "fault", "namespace", "pod", "model_name", "pool"),
+        "the GPU answers, and the driver has reported no XID event",
+    ),
+    _m(
         "gpu_process_memory_bytes",
         "gauge",
         "Device memory of processes on this GPU by owning pod; an empty pod label means processes that belong to no"

@@ -292,7 +292,7 @@ CONTAINER = f'pod="chat-0",container="vllm",model_name="m",{POOL}'
 SPOKEN = {  # series and what its text has to say: where, for how long or how much, why, what to type
     "InferenceModelDown": (
         {
-            f'kvpressure_engine_up{{pod="chat-0",model_name="m",engine="0",{POOL}}}': "1+0x4 0+0x30",
+            f'kvpressure_pool_answers{{model_name="m",{POOL}}}': "1+0x4 stale",
             f'kvpressure_pod_answers{{pod="chat-0",{POOL}}}': "1+0x4 0+0x30",
             f'kvpressure_down_info{{pod="chat-0",reason="out of GPU memory while serving",{POOL}}}': "_x5 1+0x30",
             'kube_deployment_status_replicas_available{namespace="inf",deployment="chat"}': "0+0x40",
@@ -315,7 +315,7 @@ SPOKEN = {  # series and what its text has to say: where, for how long or how mu
         ),
     ),
     "InferenceModelUnobserved": (  # on a host without Kubernetes
-        {'kvpressure_engine_up{pod="10.0.0.9:8000",model_name="m",engine="0",pool="10.0.0.9:8000"}': "1+0x2 stale"},
+        {'kvpressure_pool_answers{model_name="m",pool="10.0.0.9:8000"}': "1+0x2 stale"},
         ("m was last observed 18m 0s ago", "10.0.0.9:8000, so it is unknown whether users get answers."),
     ),
     "InferenceOutOfMemory": (

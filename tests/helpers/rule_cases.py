@@ -19,7 +19,7 @@ import yaml
 from kvpressure.bundle.rules import Options, load_groups
 from kvpressure.bundle.spec import SUBJECTS, Alert, AlertLevel, RuleGroup
 from kvpressure.settings.thresholds import builtin
-from tests.helpers.situations import FILE, doubled, in_cluster, named, samples
+from tests.helpers.situations import FILE, MINUTES, doubled, in_cluster, named, pools, samples
 
 FOLDER: Final = FILE.parent
 STEP: Final = 60.0
@@ -110,10 +110,11 @@ def _cases(row: Mapping[str, Any], name: str, subject: str, opted_out: bool) -> 
 
 def _written_out(series: Series) -> dict[str, str]:
     """The series with all labels, and a single value as one that never changes."""
-    return {
+    written = {
         named(name, labels()): f"999m {value}" if isinstance(value, int | float) else value
         for name, value in series.items()
     }
+    return written | pools(written, MINUTES)
 
 
 def _with_labels(name: str) -> str:

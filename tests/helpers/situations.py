@@ -176,6 +176,7 @@ def with_derived(series: Mapping[str, str], minutes: float) -> dict[str, str]:
             key = tuple(sorted(labels.items()))
             engines.setdefault(key, {})[(metric, *kind)] = levels(values, minutes, _TICK_SECONDS)
     found = {**_pods(series, minutes), **series}
+    found |= pools(found, minutes)
     for key, read in engines.items():
         for (metric, *kind), values in _derived(read).items():
             labels = _LABELS_OF.get(metric, ("phase",))
@@ -213,6 +214,29 @@ def _pods(series: Mapping[str, str], minutes: float) -> dict[str, str]:
         found[f"kvpressure_pod_answers{{{body}}}"] = _as_runs(answers)
     stated = {_pod_of(name) for name in series if name.startswith("kvpressure_pod_answers{")}
     return {name: values for name, values in found.items() if _pod_of(name) not in stated}
+
+
+def pools(series: Mapping[str, str], minutes: float) -> dict[str, str]:
+    """Which pools have an engine that answers, in a pod that does."""
+    refusing = {
+        _pod_of(name): [one == 0 for one in levels(values, minutes, _TICK_SECONDS)]
+        for name, values in series.items()
+        if name.startswith("kvpressure_pod_answers{")
+    }
+    found: dict[str, list[float | None]] = {}
+    for name, values in series.items():
+        metric, _, body = name.partition("{")
+        labels = dict(_LABEL.findall(body))
+        if metric == "kvpressure_engine_up" and labels.get("model_name"):
+            own = ",".join(f'{key}="{text}"' for key, text in labels.items() if key not in ("pod", "engine"))
+            ups = levels(values, minutes, _TICK_SECONDS)
+            refuses = refusing.get(_pod_of(name), [False] * len(ups))
+            before = found.get(f"kvpressure_pool_answers{{{own}}}", [None] * len(ups))
+            found[f"kvpressure_pool_answers{{{own}}}"] = [
+                1.0 if one or (up == 1 and not refused) else None
+                for one, up, refused in zip(before, ups, refuses, strict=True)
+            ]
+    return {name: _as_runs(answers) for name, answers in found.items()}
 
 
 def _pod_of(name: str) -> tuple[str | None, ...]:

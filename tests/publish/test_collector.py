@@ -19,9 +19,10 @@ from prometheus_client.parser import text_string_to_metric_families as parse_cla
 
 from kvpressure.advice.action import HARMS
 from kvpressure.diagnosis import findings
+from kvpressure.model.pools import EnginePool
 from kvpressure.model.readings import EngineKey, GpuOwner, GpuReading
 from kvpressure.model.signals import MemorySignals, ProgressSignals, TransferSignals
-from kvpressure.model.state import GpuState, State
+from kvpressure.model.state import GpuState, PodState, State
 from kvpressure.publish.collector import LABEL_LIMIT, Families, clean, families, trouble
 from kvpressure.publish.exposition import Encoder, wants_openmetrics
 from kvpressure.publish.metrics import BY_NAME, METRICS, PREFIX
@@ -102,7 +103,7 @@ def test_an_engine_about_which_nothing_is_known_has_identity_and_state_sets_only
     emitted = {full.removeprefix(PREFIX) for full, _ in samples(state)}
     assert emitted == {
         *WHO_AND_VERDICT,
-        "verdict_since_timestamp_seconds",
+        *("verdict_since_timestamp_seconds", "pool_answers"),
         *("ticks_total", "tick_lag_seconds", "build_info"),
     }
 
@@ -138,6 +139,20 @@ def test_what_joins_an_engine_with_its_gpus_on_other_nodes_needs_both_nodes_only
     state = State(time=NOW, owners=(worker, GpuOwner("GPU-8", "prod", "chat-1", "vllm")))
     assert named(state, "worker_gpu_info") == {("GPU-7", "prod", "chat-worker-x", "RayCluster/chat"): 1.0}
     assert len(named(state, "gpu_pod_info")) == 2
+
+
+def test_a_pool_answers_where_an_engine_with_a_model_does_in_a_pod_that_does() -> None:
+    pool = EnginePool("chat", "decode", "args", "r1")
+    engine = replace(full_engine(), pool=pool)
+    key = ("prod", "chat", engine.key.model_name, "decode", "r1")
+    for up, model, answers, expected in (
+        *((True, engine.key.model_name, answers, answers is not False) for answers in (True, False, None)),
+        (False, engine.key.model_name, True, False),
+        (True, "", True, False),
+    ):
+        one = replace(engine, up=up, key=replace(engine.key, model_name=model))
+        pod = PodState(one.key.namespace, one.key.pod, pool, answers)
+        assert named(State(time=NOW, engines=(one,), pods=(pod,)), "pool_answers") == ({key: 1.0} if expected else {})
 
 
 def _optional_fields(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

@@ -325,6 +325,7 @@ def families(state: State, guard: Guard | None = None) -> Families:
         _bare(out, CONTAINER_LABELS, lambda one: _container_labels(one.reading)),
     )
     guard.each(NODE, state.pods, lambda one: f"{one.namespace}/{one.pod}", partial(_add_pod, out))
+    guard.each(NODE, (state,), lambda _: "pools", partial(_add_pools, out))
     guard.each(CONTAINER, state.discovered, container_name, partial(_add_discovered, out))
     _add_exporter(out, guard, state)
     return out
@@ -460,6 +461,14 @@ def _add_pod(out: Families, pod: PodState) -> None:
     out.add("start_usual_seconds", (labels[0], labels[2]), pod.usual_start)
     if pod.reason:
         out.add("down_info", (*labels, clean(pod.reason)), 1)
+
+
+def _add_pools(out: Families, state: State) -> None:
+    refusing = {(pod.namespace, pod.pod) for pod in state.pods if pod.answers is False}
+    for key, pool in ((engine.key, engine.pool) for engine in state.engines if engine.up):
+        if key.model_name and (key.namespace, key.pod) not in refusing:
+            labels = clean(key.namespace), clean(pool.name), clean(key.model_name), pool.role, clean(pool.revision)
+            out.add("pool_answers", labels, 1)
 
 
 def _add_source(out: Families, name: str, health: SourceHealth) -> None:

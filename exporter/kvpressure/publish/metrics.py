@@ -278,6 +278,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         "the pod starts, is being deleted, or no connection came about, which says nothing about it",
     ),
     _m(
+        "pool_answers",
+        "gauge",
+        "1 while an engine of the pool on this node answers, in a pod that does (kvpressure_pod_answers is not 0).",
+        ("namespace", "pool", "model_name", "role", "revision"),
+        "no engine of the pool answers on this node",
+    ),
+    _m(
         "pod_starting",
         "gauge",
         "1 while the pod starts for the first time, within the time that this may take: twice the longest of the last"

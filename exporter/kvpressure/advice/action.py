@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from math import ceil
+from math import ceil, log10
 from types import MappingProxyType
 from typing import Final, Literal
 
@@ -514,13 +514,17 @@ _SAID_LIMIT: Final = 1000  # bytes; managed Prometheus services take labels of 1
 
 
 def _about(value: float | None, unit: str = "", digits: int = 1) -> str:
-    """A number as a label may have it: with few digits, so that it rarely changes, and "about" does not come and go;
-    "" if it is unknown.
-    """
+    """A number in few digits, so that a label with it rarely changes, nor comes and goes its "about"; "" if unknown."""
     if value is None:
         return ""
     exact = value == int(value) and value < 10**digits
     return f"{'' if exact else 'about '}{say(float(f'{value:.{digits}g}'), unit)}"
+
+
+def _at_least(count: float | None) -> str:
+    """The power of ten below a count, which rarely changes while a queue grows; "" if it is unknown."""
+    few = "no" if (count or 0.0) < 1 else "some"
+    return "" if count is None else f"at least {10 ** int(log10(count))}" if count >= 10 else few
 
 
 def _name(text: str) -> str:
@@ -550,9 +554,8 @@ _SAID: Final[Mapping[str, Callable[[EngineState], str]]] = MappingProxyType(
             if e.key.namespace
             else "journalctl or docker logs"
         ),
-        "in_flight": lambda e: _about(e.signals.load.in_flight),
-        "waiting": lambda e: _about(e.signals.load.waiting),
-        "running": lambda e: _about(e.signals.load.running),
+        "in_flight": lambda e: _at_least(e.signals.load.in_flight),
+        "waiting": lambda e: _at_least(e.signals.load.waiting),
         "usual_abandoned": lambda e: _about(e.signals.requests.abandoned_usual_ratio, "ratio"),
         "kv_used": lambda e: _about(e.signals.kv.kv_used_ratio_max, "ratio"),
         "hit_ratio": lambda e: _about(e.signals.kv.prefix_hit_ratio.get(NOW), "ratio"),
@@ -587,7 +590,7 @@ def told(engine: EngineState, harm: Harm, cause: Cause) -> str:
     sentences = (
         parts_known(harm.head, values),
         parts_known(harm.more, values),
-        parts_known("Engine {rank}, {waiting} requests waiting, {running} running", values),
+        parts_known("Engine {rank}, {waiting} requests waiting", values),
         "Cause: " + _cause(engine.diagnosis, cause.cause),
         "First action: " + (harm.first or cause.action or harm.otherwise.format_map(values)),
     )

@@ -11,6 +11,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from math import ceil
 from pathlib import Path
 from typing import Any, Final
 
@@ -97,7 +98,7 @@ def _question(name: str) -> str:
 
 def _last_evaluation(series: Series) -> float:
     """Seconds; as ``evaluate_each`` counts them."""
-    return (series.scrapes * SCRAPE_SECONDS // _PACE - 1) * _PACE
+    return (ceil(series.scrapes * SCRAPE_SECONDS / _PACE) - 1) * _PACE
 
 
 def judge(programs: Path, rules: Path, names: Sequence[str] = ()) -> str:

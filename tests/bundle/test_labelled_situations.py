@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 import yaml
-from lab.alerts.engine import evaluate_each
+from lab.alerts.engine import evaluate, evaluate_each
 from lab.alerts.replayed import scrapes
-from lab.alerts.series import SCRAPE_SECONDS, samples
+from lab.alerts.series import SCRAPE_SECONDS, Series, samples
 
 from kvpressure.bundle.render import RULES, render
 from kvpressure.bundle.rules import Options, load_groups, metrics_read
@@ -83,10 +83,17 @@ def test_no_rule_fails(outcome: Outcome) -> None:
 
 
 def test_the_shortest_harm_on_record_pages_at_the_pace_of_the_rules() -> None:
-    """Users of KV03 wait for 150 seconds, of which the alert waits 120: rules evaluated each minute miss it."""
+    """Users of KV03 wait for 150 seconds, of which the alert waits 120: ``for`` each minute would miss it."""
     name = "incidents/KV03.jsonl.gz"
     (active,) = evaluate_each({name: scrapes(name, SCRAPE_SECONDS)}).values()
     assert {alert.name for alert in active if alert.firing and alert.pages} == {"InferenceSlow"}
+
+
+def test_harm_of_half_a_minute_in_each_minute_pages_nobody() -> None:
+    series = Series()
+    for number in range(40):
+        series.add_samples({f'kvpressure_harm{{{ENGINE},harm="slow",level="critical"}}': "9"} if number % 4 < 2 else {})
+    assert "InferenceSlow" not in {alert.name for alert in evaluate(series) if alert.firing}
 
 
 ENGINE = 'namespace="inf",pod="chat-0",model_name="m",engine="0"'

@@ -108,16 +108,17 @@ def harm(name: str, level: str, lasting: int = 0) -> str:
 
 
 def _lasted(series: str, seconds: int) -> str:
-    """What has lasted ``seconds`` now or half a minute ago. Evaluated each minute, it misses as little as ``for`` does
-    each half minute, and the texts of an active alert, which cost more than anything else, are rendered half as often.
+    """What has lasted ``seconds`` now or half a minute ago, looked at each half minute: harm that comes and goes each
+    minute has not. Evaluated each minute, it misses as little as ``for`` does each half minute, and the texts of an
+    active alert, which cost more than anything else, are rendered half as often.
     """
-    joined = f"on ({', '.join((*SUBJECTS['engine'], *POOL))})"
+    joined, half = f"on ({', '.join((*SUBJECTS['engine'], *POOL))})", EVALUATION_INTERVALS["steady"] // 2
     return f"\nor {joined}\n".join(
         f"\nand {joined}\n".join(
             f"{series} offset {duration(since)}" if since else series
-            for since in range(until, until + seconds + 1, EVALUATION_INTERVALS["steady"])
+            for since in range(until, until + seconds + 1, half)
         )
-        for until in (0, EVALUATION_INTERVALS["steady"] // 2)
+        for until in (0, half)
     )
 
 

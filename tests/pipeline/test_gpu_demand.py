@@ -91,3 +91,12 @@ def test_what_is_in_use_outside_the_kv_pool_is_required_without_a_request() -> N
     assert gpu.floor_ratio == pytest.approx((72 - 40) / 80)
     (gpu,) = Pipeline().observe(Snapshot(1000.0, gpus=(FULL,))).gpus
     assert (gpu.demand_ratio, gpu.floor_ratio) == (pytest.approx(0.9), None)
+
+
+def test_ranks_of_one_pod_require_of_their_own_gpus() -> None:
+    first, gpus = busy(1000.0).engines[0], (FULL, replace(FULL, uuid="GPU-2", index=1))
+    page = replace(busy(1000.0), args=("vllm", "serve", "m", "-tp", "1", "-dp", "2"), gpus=("GPU-1", "GPU-2"))
+    page = replace(page, engines=(first, replace(first, engine="1")))
+    facts = log_line("inference", "chat-0", "vllm", "Available KV cache memory: 40.0 GiB")
+    state = Pipeline().observe(Snapshot(1000.0, gpus=gpus, pages=(page,), logs=(facts,)))
+    assert [len(engine.signals.memory.gpu_demands) for engine in state.engines] == [1, 1]

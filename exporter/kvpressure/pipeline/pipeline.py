@@ -288,7 +288,7 @@ class Pipeline:
 
         def state(demand: _GpuDemand) -> EngineState:
             largest = demand.largest(own_gpus or (), context.limits.args.engine_gpus)
-            signals = track.tracker.signals(context, cache, largest, demand.each(gpus))
+            signals = track.tracker.signals(context, cache, largest, demand.each(own_gpus or ()))
             found = self._engine_state(track, signals, limits, gpus)
             track.failed_since = None
             return found

@@ -148,7 +148,7 @@ def _in_short(result: Result) -> Iterator[str]:
     )
     yield (
         "* Beside this, on 27 November: the labelled situations pass at scrapes of 15, 60 and 150 s and doubled"
-        " (`make -C lab situations`); of the 26 in `lab/alerts/situations` 10 of 10 page, after 1.75 minutes at the"
+        " (`make -C lab situations`); of the 26 in `lab/alerts/situations` 10 of 10 page, after 2 minutes at the"
         " median, with no false page or ticket; days 10, 12 and 13 of the fortnight, with most load, played again with"
         " commit d56bf750: no alert."
     )

@@ -523,8 +523,9 @@ def _about(value: float | None, unit: str = "", digits: int = 1) -> str:
 
 def _at_least(count: float | None) -> str:
     """The power of ten below a count, which rarely changes while a queue grows; "" if it is unknown."""
-    few = "no" if (count or 0.0) < 1 else "some"
-    return "" if count is None else f"at least {10 ** int(log10(count))}" if count >= 10 else few
+    if count is None or count < 1:
+        return "" if count is None else "no"
+    return f"at least {10 ** int(log10(count))}" if count >= 10 else "some"
 
 
 def _name(text: str) -> str:
@@ -573,9 +574,8 @@ def _cause(found: Diagnosis, cause: str) -> str:
         return f"none seen in the engine, whose verdict is {found.verdict}"
     if found.verdict == UNKNOWN:
         return f"unknown ({cause})"
-    before, after = (
-        ("", " certain") if Grade[found.grade.upper()] >= Grade.LIKELY else ("not certain; most likely ", "")
-    )
+    sure = Grade[found.grade.upper()] >= Grade.LIKELY
+    before, after = ("", " certain") if sure else ("not certain; most likely ", "")
     return f"{before}{cause} ({say(found.confidence, 'ratio')}{after})"
 
 

@@ -101,13 +101,12 @@ class _GpuDemand:
         """The required share of each GPU where it is known, with its floor."""
         return tuple((share, self.floor(uuid)) for uuid in uuids if (share := self.of(uuid)) is not None)
 
-    def largest(self, uuids: Sequence[str], least: int | None) -> float | None:
-        """The largest of several; ``None`` if one is unknown, or if there are fewer than ``least``: the others are on
-        other nodes.
-        """
-        demands = [self.of(uuid) for uuid in uuids]
-        known = [demand for demand in demands if demand is not None]
-        return max(known) if len(known) >= max(len(demands), least or 1) else None
+
+def _largest(demands: Sequence[tuple[float, float | None]], least: int) -> float | None:
+    """The largest required share of those known; ``None`` if there are fewer than ``least``: another is unknown, or on
+    another node.
+    """
+    return max(share for share, _ in demands) if len(demands) >= least else None
 
 
 class Pipeline:
@@ -287,8 +286,9 @@ class Pipeline:
         own_gpus = self._own_gpus(track, gpus, context.limits.args)
 
         def state(demand: _GpuDemand) -> EngineState:
-            largest = demand.largest(own_gpus or (), context.limits.args.engine_gpus)
-            signals = track.tracker.signals(context, cache, largest, demand.each(own_gpus or ()))
+            demands = demand.each(own_gpus or ())
+            largest = _largest(demands, max(len(own_gpus or ()), context.limits.args.engine_gpus or 1))
+            signals = track.tracker.signals(context, cache, largest, demands)
             found = self._engine_state(track, signals, limits, gpus)
             track.failed_since = None
             return found
